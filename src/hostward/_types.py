@@ -1,0 +1,97 @@
+"""Closed sets and frozen records that travel between the layers.
+
+Strings are accepted at the public edge and normalised at once (`choice`), so a typo fails there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import TypeVar
+
+from hostward.errors import OptionError
+
+
+class Order(Enum):
+    """Memory order of results: C-contiguous, or the dense source's own strides."""
+
+    C = "C"
+    K = "K"
+
+
+class Memory(Enum):
+    """Where results live: ordinary memory, or a lease of pinned (page-locked) memory."""
+
+    AUTO = "auto"
+    PINNED = "pinned"
+
+
+class CopyMode(Enum):
+    """Whether results may share memory with their sources (``copy=``)."""
+
+    ALWAYS = True
+    IF_NEEDED = None
+    NEVER = False
+
+
+E_ = TypeVar("E_", bound=Enum)
+
+
+def choice(option: str, value: object, kind: type[E_]) -> E_:
+    """Normalise an option's value to its enum member.
+
+    Raises
+    ------
+    OptionError
+        `value` is neither a member nor a member's value. ``1`` is not ``True`` here.
+    """
+    if isinstance(value, kind):
+        return value
+    for member in kind:
+        if type(value) is type(member.value) and value == member.value:
+            return member
+    known = ", ".join(repr(member.value) for member in kind)
+    raise OptionError(f"unknown value for {option}=", got=repr(value), needed=f"one of {known}")
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What one leaf is, without the leaf: all that planning may look at.
+
+    `storage` numbers the distinct storages of one call in order of first appearance, so two calls
+    with the same alias pattern have equal sources. `offset`, `shape` and `strides` are in elements
+    of `dtype` (a name of the `_dtypes` table, torch's without ``torch.``).
+    """
+
+    device: str
+    dtype: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset: int = 0
+    storage: int = 0
+    storage_nbytes: int = 0
+    conj: bool = False
+    neg: bool = False
+    requires_grad: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What a device type has been shown to do; from the registry in `_devices`.
+
+    `host`: its memory is the host's, no link is crossed. `async_copies`: non-blocking copies into
+    pinned memory, ordered by events, are proven; without it every transfer blocks, and says so.
+    """
+
+    device_type: str
+    host: bool = False
+    async_copies: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """Free bytes seen at the moment of a call, per device string; what `admit` decides by."""
+
+    device_free: tuple[tuple[str, int], ...] = ()
+    device_temporary_limit: int = 0
+    host_free: int | None = None
