@@ -7,9 +7,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from hostward.errors import OptionError
+
+if TYPE_CHECKING:
+    from hostward._dtypes import Request
 
 
 class Order(Enum):
@@ -34,10 +37,10 @@ class CopyMode(Enum):
     NEVER = False
 
 
-E_ = TypeVar("E_", bound=Enum)
+_E = TypeVar("_E", bound=Enum)
 
 
-def choice(option: str, value: object, kind: type[E_]) -> E_:
+def choice(option: str, value: object, kind: type[_E]) -> _E:
     """Normalise an option's value to its enum member.
 
     Raises
@@ -54,13 +57,15 @@ def choice(option: str, value: object, kind: type[E_]) -> E_:
     raise OptionError(f"unknown value for {option}=", got=repr(value), needed=f"one of {known}")
 
 
-@dataclass(frozen=True, slots=True)
-class Source:
+class Source(NamedTuple):
     """What one leaf is, without the leaf: all that planning may look at.
 
-    `storage` numbers the distinct storages of one call in order of first appearance, so two calls
-    with the same alias pattern have equal sources. `offset`, `shape` and `strides` are in elements
-    of `dtype` (a name of the `_dtypes` table, torch's without ``torch.``).
+    A named tuple, because it is built and hashed once for every leaf of every call.
+
+    `device` is torch's name of the device; ``"numpy"`` for an ndarray. `dtype` is a name of the `_dtypes`
+    table (torch's without ``torch.``), or NumPy's where the table has none. `offset` and `strides` are in
+    elements. `storage` numbers the distinct storages of one call in order of first appearance, so two calls
+    with the same alias pattern have equal sources.
     """
 
     device: str
@@ -69,10 +74,20 @@ class Source:
     strides: tuple[int, ...]
     offset: int = 0
     storage: int = 0
-    storage_nbytes: int = 0
     conj: bool = False
     neg: bool = False
     requires_grad: bool = False
+
+
+class Options(NamedTuple):
+    """The options of a call, normalised; part of the key under which its plan is cached."""
+
+    request: Request
+    order: Order
+    copy: CopyMode
+    memory: Memory
+    bare: bool
+    out: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +105,14 @@ class Capabilities:
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """Free bytes seen at the moment of a call, per device string; what `admit` decides by."""
+    """Free bytes seen at the moment of a call; all that `admit` decides by.
+
+    `device_free` pairs a device with its free bytes, those in torch's cache included; a device that is
+    missing was not asked, because the call needs no temporary worth asking for. `temporary_limit` bounds the
+    device temporaries of one call on one device, `host_free` is what the host can still give (``None``: not
+    known, or not asked).
+    """
 
     device_free: tuple[tuple[str, int], ...] = ()
-    device_temporary_limit: int = 0
+    temporary_limit: int = 256 << 20
     host_free: int | None = None

@@ -58,6 +58,8 @@ class HostwardError(Exception):
         The reason, and the line that gets the caller further.
     call
         The public function; filled in at the edge (`located`).
+    leaf
+        The leaf's number, where the raiser knows no paths (the planner); the edge turns it into `path`.
     """
 
     def __init__(
@@ -70,6 +72,7 @@ class HostwardError(Exception):
         why: str | None = None,
         do: str | None = None,
         call: str | None = None,
+        leaf: int | None = None,
     ) -> None:
         super().__init__(what)
         self.what = what
@@ -79,6 +82,7 @@ class HostwardError(Exception):
         self.why = why
         self.do = do
         self.call = call
+        self.leaf = leaf
 
     def located(self, *, call: str | None = None, path: str | None = None) -> HostwardError:
         """Fill in the call or the path where the raiser did not know them; return the error."""

@@ -1,0 +1,333 @@
+"""``hostward bench``: measure this machine, check a result file, make the README's table of it."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+import traceback
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hostward._cli._console import HelpFormatter, make_console, print_json
+from hostward.errors import HostwardError, OptionError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+    from hostward.bench import Case, Session
+
+SCHEMA_VERSION = 1
+
+_CLEAN, _FINDINGS, _FAILED = 0, 1, 2
+
+_NO_GPU = (
+    "no case could run: no GPU. Every case moves data from a CUDA device to the host, and torch sees none here; "
+    "nothing was measured, and nothing is made up."
+)
+
+_DESCRIPTION = """\
+Measure how fast arrays get from the GPU to the host: hostward beside the usual ways and beside the bare link, in one
+process, samples interleaved, bytes compared before and after, memory peaks watched from outside, and every way called
+once behind a held stream to see whether it reads too early. The whole set takes two to three minutes.
+"""
+
+_NOT_COMPARABLE = (
+    "Not comparable: medians of other machines (page faults of fresh host memory differ most, and virtual machines "
+    "pay more for them), first calls (what earlier ways and cases left warm stays warm), loops that keep all results."
+)
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command's parser, with ``verify`` and ``table`` below it."""
+    parser = subparsers.add_parser(
+        "bench",
+        help="measure this machine's link, and hostward and the usual ways on it",
+        description=_DESCRIPTION,
+        epilog="Exit code: 0 done (also without a GPU, where no case can run), 2 a case or the tool failed.",
+        formatter_class=HelpFormatter,
+    )
+    parser.set_defaults(run=run, action=None)
+    parser.add_argument("--case", metavar="ID", nargs="+", action="extend", help="only these cases (default: all)")
+    parser.add_argument(
+        "--json",
+        metavar="FILE",
+        dest="file",
+        help="write the results to FILE; cases that it holds already and that are not run now stay in it; - prints "
+        "them on stdout instead of tables",
+    )
+    parser.add_argument("--quick", action="store_true", help="five samples a way, whatever the time allows")
+    parser.add_argument("--list", action="store_true", help="say what the cases are, and measure nothing")
+    parser.add_argument(
+        "--commit", metavar="ID", help="the commit to record, where hostward is imported from no git checkout"
+    )
+    actions = parser.add_subparsers(metavar="ACTION", title="actions on a result file")
+    _add_verify(actions)
+    _add_table(actions)
+
+
+def _add_verify(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = actions.add_parser(
+        "verify",
+        help="recompute every figure of a result file from its samples",
+        description="Recompute every figure of a result file from its samples, check its shape, that hostward's bytes "
+        "are right, that it measured the cases as they are defined now, and that every need is met.",
+        epilog="Exit code: 0 nothing found, 1 findings, 2 the file cannot be read.",
+        formatter_class=HelpFormatter,
+    )
+    parser.set_defaults(action=_verify)
+    parser.add_argument("result", metavar="FILE", type=Path)
+    parser.add_argument("--json", action="store_true", dest="as_json", help="print one JSON object")
+
+
+def _add_table(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = actions.add_parser(
+        "table",
+        help="print a result file as the README's table, or put it there",
+        description="Print a result file as a Markdown table. With --write, put it between the lines "
+        "<!-- bench:begin --> and <!-- bench:end --> of a page; with --check, compare with what stands there.",
+        epilog="Exit code: 0 done, 1 --check found another table, 2 the tool failed.",
+        formatter_class=HelpFormatter,
+    )
+    parser.set_defaults(action=_table)
+    parser.add_argument("result", metavar="FILE", type=Path)
+    parser.add_argument("--write", metavar="PAGE", type=Path, help="the page to rewrite")
+    parser.add_argument(
+        "--check",
+        metavar="PAGE",
+        type=Path,
+        nargs="?",
+        const=True,
+        help="compare and write nothing; without PAGE the one of --write",
+    )
+    parser.add_argument("--json", action="store_true", dest="as_json", help="print the rows as one JSON object")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the action; returns the exit code."""
+    if args.action is not None:
+        return int(args.action(args))
+    from hostward.bench.cases import select
+
+    cases = select(args.case)
+    return _list(args, cases) if args.list else _measure(args, cases)
+
+
+def _list(args: argparse.Namespace, cases: list[Case]) -> int:
+    if args.file == "-":
+        listed = [
+            {"id": case.id, "what": case.what, "nbytes": case.nbytes, "needs": case.needs.as_record()}
+            | {"ways": [{"name": way.name, "code": way.text, "role": way.role.value} for way in case.ways]}
+            for case in cases
+        ]
+        print_json("bench --list", SCHEMA_VERSION, {"cases": listed})
+        return _CLEAN
+    if args.file is not None:
+        raise OptionError("--list measures nothing to put into a file", got=f"--json {args.file}", needed="--json -")
+    table = _table_of("case", "what", ">result", ">ways", "needs")
+    for case in cases:
+        needs = [f"share of the link {case.needs.share_of_link:g}"] if case.needs.share_of_link else []
+        needs += [f"{ratio:g} x {name}" for name, ratio in case.needs.against.items()]
+        table.add_row(case.id, case.what, f"{case.nbytes:,}", str(len(case.ways)), "; ".join(needs))
+    console = make_console()
+    console.print(table, markup=False)
+    console.print("All of them need a CUDA device.", style="dim")
+    return _CLEAN
+
+
+def _measure(args: argparse.Namespace, cases: list[Case]) -> int:
+    from hostward import bench
+
+    device = bench.find_gpu()
+    console, quiet = make_console(), args.file == "-"
+    if device is None:
+        return _without_gpu(args, console)
+    path = None if args.file in (None, "-") else Path(args.file)
+    records: list[dict[str, Any]] = []
+    failed = False
+    with bench.Session(
+        device, quick=args.quick, command=_command(args), commit=args.commit, progress=_progress()
+    ) as session:
+        if path is not None:
+            bench.read_for(path, session.machine)  # before minutes are spent on what cannot be written
+        if not quiet:
+            _print_conditions(console, session.machine, args.quick)
+        for case in cases:
+            record = _one(session, case)
+            if record is None:
+                failed = True
+                continue
+            records.append(record)
+            if path is not None:
+                bench.write(path, bench.merge(bench.read_for(path, session.machine), session.document(records)))
+            if not quiet:
+                _print_case(console, record)
+        if quiet:
+            print_json("bench", SCHEMA_VERSION, session.document(records))
+        else:
+            _print_text(console, f"\n{_NOT_COMPARABLE}")
+    return _FAILED if failed else _CLEAN
+
+
+def _one(session: Session, case: Case) -> dict[str, Any] | None:
+    """Measure a case; a failure is reported and costs the other cases nothing."""
+    try:
+        return session.measure(case)
+    except HostwardError as error:
+        print(f"hostward bench: {error}", file=sys.stderr)
+        if error.__cause__ is not None and not isinstance(error.__cause__, HostwardError):
+            traceback.print_exception(error.__cause__, file=sys.stderr)  # no user error: somebody has to mend it
+        return None
+
+
+def _without_gpu(args: argparse.Namespace, console: Console) -> int:
+    from hostward.bench import HostDevice
+    from hostward.bench._machine import describe_machine
+
+    machine = describe_machine(HostDevice())
+    if args.file == "-":
+        print_json("bench", SCHEMA_VERSION, {"machine": machine, "cases": [], "notice": _NO_GPU})
+        return _CLEAN
+    _print_conditions(console, machine, args.quick)
+    _print_text(console, f"\n{_NO_GPU}" + ("" if args.file is None else f" {args.file} was not written."))
+    return _CLEAN
+
+
+def _verify(args: argparse.Namespace) -> int:
+    from hostward import bench
+    from hostward.bench.cases import CASES
+
+    document = bench.read(args.result)
+    findings = bench.verify(document, CASES)
+    if args.as_json:
+        found = [asdict(finding) for finding in findings]
+        print_json("bench verify", SCHEMA_VERSION, {"file": args.result.name, "findings": found})
+    else:
+        for finding in findings:
+            print(finding)
+        cases = document.get("cases", [])
+        print(f"{args.result.name}: {len(cases)} cases, {len(findings)} findings")
+    return _FINDINGS if findings else _CLEAN
+
+
+def _table(args: argparse.Namespace) -> int:
+    from hostward import bench
+
+    document = bench.read(args.result)
+    broken = next(bench.problems(document), None)
+    if broken is not None:
+        raise OptionError(
+            f"no table can be made of {args.result.name}",
+            why=f"it does not have the shape of a result file: {broken.at}: {broken.text}",
+            do="hostward bench verify FILE lists everything that is wrong with it",
+        )
+    text = bench.markdown(document)
+    if args.check is not None:
+        page = args.write if args.check is True else args.check
+        if page is None:
+            raise OptionError("--check has no page to compare with", do="name it: --check README.md")
+        current = bench.is_current(page, text)
+        print(f"{page.name}: {'up to date' if current else 'holds another table than the results give'}")
+        return _CLEAN if current else _FINDINGS
+    if args.write is not None:
+        changed = bench.write_into(args.write, text)
+        print(f"{args.write.name}: {'table rewritten' if changed else 'already up to date'}")
+    elif args.as_json:
+        print_json("bench table", SCHEMA_VERSION, {"rows": bench.rows(document)})
+    else:
+        sys.stdout.write(text)
+    return _CLEAN
+
+
+def _command(args: argparse.Namespace) -> str:
+    """Return what was asked for, without the file: results hold no paths."""
+    chosen = ["--case", *args.case] if args.case else []
+    return " ".join(["hostward bench", *chosen, *(["--quick"] if args.quick else [])])
+
+
+def _progress() -> Any:
+    start = time.monotonic()
+
+    def say(text: str) -> None:
+        print(f"[{time.monotonic() - start:5.1f} s] {text}", file=sys.stderr, flush=True)
+
+    return say
+
+
+def _print_conditions(console: Console, machine: dict[str, Any], quick: bool) -> None:
+    def known(key: str) -> str:
+        return "unknown" if machine[key] is None else str(machine[key])
+
+    memory = f"{machine['memory_nbytes'] / 1e9:.0f} GB memory" if machine["memory_nbytes"] else "memory unknown"
+    virtual = {True: "virtual machine", False: "bare metal", None: "virtual or not: unknown"}[machine["virtual"]]
+    gpu = "none"
+    if machine["gpu"]:
+        gpu = f"{machine['gpu']} ({machine['gpu_count']} here), driver {known('driver')}, CUDA {known('cuda')}"
+    link = f"PCIe generation {known('link_generation')} of {known('link_generation_max')}, width {known('link_width')}"
+    if machine["link_gb_per_s"]:
+        link += f"; measured {machine['link_gb_per_s']:.1f} GB/s, 1 GiB into pinned memory"
+    versions = ", ".join(f"{name} {known(name)}" for name in ("hostward", "torch", "numpy", "python"))
+    rows = {
+        "processor": f"{machine['cpu_model']}, {machine['cpu_count']} cores, {memory}, {virtual}",
+        "system": f"kernel {known('kernel')}, transparent huge pages {known('transparent_huge_pages')}",
+        "GPU": gpu,
+        "link": link if machine["gpu"] else "none",
+        "versions": f"{versions}, {machine['torch_threads']} torch threads",
+        "mode": "quick: 5 samples a way" if quick else "full: 5 to 30 samples a way, as time allows, interleaved",
+    }
+    for name, text in rows.items():
+        _print_text(console, f"{name:<10} {text}")
+
+
+def _print_case(console: Console, record: dict[str, Any]) -> None:
+    from hostward.bench import digits, seconds
+
+    run_, against = record["run"], record["against"]
+    calls = f", {run_['calls_per_sample']} calls a sample" if run_["calls_per_sample"] > 1 else ""
+    _print_text(console, f"\n{record['id']}: {record['what']}; {run_['samples']} samples a way{calls}")
+    primary = next(way for way in record["ways"] if way["role"] == "primary")["median_s"]
+    table = _table_of(
+        *("way", ">median", ">quartiles", ">first", ">GB/s", ">time", "bytes", ">wrong when busy"),
+        *(">host peak", ">pinned peak", ">GPU peak"),
+    )
+    for way in record["ways"]:
+        table.add_row(
+            way["name"],
+            seconds(way["median_s"]),
+            f"{seconds(way['q1_s'])} to {seconds(way['q3_s'])}",
+            seconds(way["first_s"]),
+            digits(record["nbytes"] / way["median_s"] / 1e9),
+            digits(against.get(way["name"], way["median_s"] / primary)),
+            ("ok" if way["bytes_ok"] else "WRONG") + ("" if way["c_order"] else ", not C order"),
+            "not measured" if way["wrong_when_busy"] is None else f"{way['wrong_when_busy']:.0%}",
+            _mega(way["host_peak"]),
+            _mega(way["pinned_peak"]) + (f" + {_mega(way['prepared_nbytes'])}" if way["prepared_nbytes"] else ""),
+            _mega(way["gpu_peak"]),
+        )
+    console.print(table, markup=False)
+    for need in record["met"]:
+        got = "unknown" if need["got"] is None else digits(need["got"])
+        _print_text(console, f"{need['need']}: {got}, needed {need['needed']:g}: {'met' if need['met'] else 'MISSED'}")
+    notes = [record["note"], *(f"{way['name']}: {way['note']}" for way in record["ways"] if way["note"])]
+    for note in filter(None, notes):
+        _print_text(console, f"  {note}", style="dim")
+
+
+def _mega(nbytes: int | None) -> str:
+    return "unknown" if nbytes is None else f"{nbytes / 1e6:.1f} MB"
+
+
+def _table_of(*titles: str) -> Table:
+    """Return an empty table; ``>`` in front of a title sets its column flush right."""
+    from rich.table import Table
+
+    table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
+    for title in titles:
+        table.add_column(title.lstrip(">"), justify="right" if title.startswith(">") else "left", overflow="fold")
+    return table
+
+
+def _print_text(console: Console, text: str, style: str = "") -> None:
+    console.print(text, markup=False, soft_wrap=True, style=style or None)

@@ -1,0 +1,183 @@
+"""Streams, events and free memory of one device type, through torch's device-neutral API.
+
+`TorchBackend` is right for any accelerator whose copies are ordered by streams and events. `BlockingBackend` is for
+device types of which nothing is proven: every copy blocks, and the plan says so. What only CUDA has is in `_cuda`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Protocol
+
+from hostward._torch import torch
+from hostward._types import Capabilities
+
+
+class Event(Protocol):
+    """What the engine needs of an event: a question that never waits."""
+
+    def query(self) -> bool:
+        """Say whether everything queued before the event was recorded has been done."""
+        ...
+
+
+class Backend:
+    """What the engine asks of a device type. One object for each type, shared by all threads.
+
+    Every method takes the device's index. None waits for the device, and none leaves another device or stream
+    current than it found.
+    """
+
+    capabilities: Capabilities
+
+    def __init__(self, capabilities: Capabilities) -> None:
+        self.capabilities = capabilities
+
+    @property
+    def device_type(self) -> str:
+        """torch's name of the device type."""
+        return self.capabilities.device_type
+
+    def copy_stream(self, index: int) -> torch.Stream | None:
+        """Return the one dedicated stream for copies to the host, made on first use."""
+        raise NotImplementedError
+
+    def on(self, stream: torch.Stream | None) -> AbstractContextManager[object]:
+        """Make `stream` current for the calling thread, and put back stream and device afterwards."""
+        raise NotImplementedError
+
+    def record(self, index: int) -> Event:
+        """Record an event on the calling thread's current stream of the device."""
+        raise NotImplementedError
+
+    def wait(self, stream: torch.Stream | None, event: Event) -> None:
+        """Make `stream` wait on the device for `event`, which has been recorded (else it would wait for nothing)."""
+        raise NotImplementedError
+
+    def is_idle(self, index: int) -> bool:
+        """Say whether the calling thread's current stream of the device has nothing left to do."""
+        return False
+
+    def is_capturing(self, index: int) -> bool:
+        """Say whether the calling thread's current stream of the device is recording a graph."""
+        return False
+
+    def memory_free(self, index: int) -> int | None:
+        """Return the device bytes that can be had without a failed allocation, or ``None`` where nobody knows."""
+        return None
+
+    def pinned(self, nbytes: int) -> torch.Tensor:
+        """Return host bytes into which this device copies asynchronously; owned by the caller."""
+        raise NotImplementedError
+
+    def forget_error(self) -> None:
+        """Clear the error that a failed pin leaves behind, which the next launch would report as its own."""
+
+    def relaxed_capture(self) -> AbstractContextManager[object]:
+        """Let this thread ask events and allocate without breaking a graph capture of another thread."""
+        return nullcontext()
+
+
+class TorchBackend(Backend):
+    """An accelerator with proven asynchronous copies, on `torch.Stream`, `torch.Event` and `torch.accelerator`.
+
+    Parameters
+    ----------
+    device_type
+        torch's name, for example ``"cuda"``.
+    """
+
+    def __init__(self, device_type: str) -> None:
+        super().__init__(Capabilities(device_type, async_copies=True))
+        self._copy_streams: dict[int, torch.Stream] = {}
+        self._lock = threading.Lock()
+
+    def copy_stream(self, index: int) -> torch.Stream:
+        stream = self._copy_streams.get(index)
+        if stream is None:
+            with self._lock:
+                stream = self._copy_streams.get(index)
+                if stream is None:
+                    stream = self._copy_streams[index] = self._distinct_stream(index)
+        return stream
+
+    def _distinct_stream(self, index: int) -> torch.Stream:
+        # torch hands out its 32 pooled streams in turn, so a "new" one may be in use; the caller's must not be ours.
+        taken = {torch.accelerator.current_stream(index).stream_id}
+        for _ in range(64):
+            stream = torch.Stream(torch.device(self.device_type, index))
+            if stream.stream_id not in taken:
+                break
+        return stream
+
+    @contextmanager
+    def on(self, stream: torch.Stream | None) -> Iterator[None]:
+        assert stream is not None
+        # set_stream also makes the stream's device current: note both, and restore both in this order.
+        device = torch.accelerator.current_device_index()
+        before = torch.accelerator.current_stream(stream.device.index)
+        torch.accelerator.set_stream(stream)
+        try:
+            yield
+        finally:
+            torch.accelerator.set_stream(before)
+            torch.accelerator.set_device_index(device)
+
+    def record(self, index: int) -> Event:
+        event = torch.Event(torch.device(self.device_type, index))
+        event.record(torch.accelerator.current_stream(index))
+        return event
+
+    def wait(self, stream: torch.Stream | None, event: Event) -> None:
+        assert stream is not None and isinstance(event, torch.Event)
+        stream.wait_event(event)
+
+    def is_idle(self, index: int) -> bool:
+        return torch.accelerator.current_stream(index).query()
+
+    def memory_free(self, index: int) -> int | None:
+        module = getattr(torch, self.device_type, None)
+        if module is None or not hasattr(module, "mem_get_info"):
+            return None
+        return int(module.mem_get_info(index)[0])
+
+    def pinned(self, nbytes: int) -> torch.Tensor:
+        return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
+
+
+class _Done:
+    """The event of a device that has just been waited for."""
+
+    def query(self) -> bool:
+        return True
+
+
+class BlockingBackend(Backend):
+    """A device type of which nothing is proven: torch's blocking copies, in the caller's order."""
+
+    def __init__(self, device_type: str) -> None:
+        super().__init__(Capabilities(device_type))
+
+    def copy_stream(self, index: int) -> None:
+        return None
+
+    def on(self, stream: torch.Stream | None) -> AbstractContextManager[object]:
+        return nullcontext()
+
+    def record(self, index: int) -> Event:
+        return _Done()
+
+    def wait(self, stream: torch.Stream | None, event: Event) -> None:
+        return None
+
+    def pinned(self, nbytes: int) -> torch.Tensor:
+        return torch.empty(nbytes, dtype=torch.uint8)
+
+
+class HostBackend(Backend):
+    """The CPU: nothing crosses a link, so the engine never sees it."""
+
+    def __init__(self) -> None:
+        super().__init__(Capabilities("cpu", host=True))

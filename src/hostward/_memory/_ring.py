@@ -1,0 +1,96 @@
+"""A few pinned chunks per device, through which anything reaches ordinary memory at nearly the link's rate.
+
+Guarantees: at most `SMALL` and `LARGE` chunks exist per device; a chunk is in one flight's hands at a time; a chunk that
+an interrupted call lost is garbage collected, and the ring makes another. `take` never blocks. Any thread may call.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from dataclasses import dataclass, field
+
+from hostward._devices import Backend, backend_for
+from hostward._memory._host import pinned
+from hostward._torch import torch
+
+# Chunk sizes and how many of each. Large: 2 x 32 MiB reach 0.88 of the link into touched memory, smaller chunks less
+# (docs/adr/0004); the third lets the device run while the host still copies out. Small: so that fetching a loss never
+# pins 32 MiB.
+SMALL = (1 << 20, 4)
+LARGE = (32 << 20, 3)
+_ALIGNMENT = 64  # a cache line, and more than any element needs
+
+
+@dataclass(eq=False, slots=True, weakref_slot=True)
+class Chunk:
+    """One piece of pinned memory, filled from its start; `users` count what still has to be read out of it."""
+
+    nbytes: int
+    tensor: torch.Tensor = field(init=False)
+    used: int = 0
+    users: int = 0
+
+
+@dataclass(eq=False)
+class Ring:
+    """The chunks of one device."""
+
+    backend: Backend
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _free: dict[int, list[Chunk]] = field(default_factory=dict)
+    _alive: dict[int, weakref.WeakSet[Chunk]] = field(default_factory=dict)
+
+    def take(self, nbytes: int) -> Chunk | None:
+        """Return an empty chunk of `nbytes`, one of `chunk_nbytes`, or ``None`` while all are in use.
+
+        It has one user: whoever fills it. Each piece in it adds one (`use`).
+        """
+        count = dict((SMALL, LARGE))[nbytes]
+        with self._lock:
+            free = self._free.setdefault(nbytes, [])
+            if free:
+                chunk = free.pop()  # the one used last: its pages are warm
+                chunk.used, chunk.users = 0, 1
+                return chunk
+            alive = self._alive.setdefault(nbytes, weakref.WeakSet())
+            if len(alive) >= count:
+                return None
+            chunk = Chunk(nbytes, users=1)
+            alive.add(chunk)  # counted before its memory is made, so that two threads cannot pass the limit
+        chunk.tensor = pinned(nbytes, self.backend).tensor
+        return chunk
+
+    def use(self, chunk: Chunk, nbytes: int) -> torch.Tensor | None:
+        """Return the chunk's next `nbytes` and add a user, or ``None`` where they do not fit any more."""
+        start = -(-chunk.used // _ALIGNMENT) * _ALIGNMENT
+        if start + nbytes > chunk.nbytes:
+            return None
+        with self._lock:
+            chunk.used, chunk.users = start + nbytes, chunk.users + 1
+        return chunk.tensor[start : start + nbytes]
+
+    def give(self, chunk: Chunk) -> None:
+        """Take one user off the chunk; the last one gives it back."""
+        with self._lock:
+            chunk.users -= 1
+            if chunk.users == 0:
+                self._free[chunk.nbytes].append(chunk)
+
+
+def chunk_nbytes(nbytes: int) -> int:
+    """Return the size of the chunks that a transfer of `nbytes` goes through."""
+    return SMALL[0] if nbytes <= SMALL[0] else LARGE[0]
+
+
+_rings: dict[tuple[str, int], Ring] = {}
+_rings_lock = threading.Lock()
+
+
+def ring_for(device_type: str, index: int) -> Ring:
+    """Return the device's ring, made on first use."""
+    with _rings_lock:
+        ring = _rings.get((device_type, index))
+        if ring is None:
+            ring = _rings[device_type, index] = Ring(backend_for(device_type))
+        return ring

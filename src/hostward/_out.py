@@ -1,0 +1,112 @@
+"""``out=``: the caller's arrays, checked against the plan before a byte moves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from hostward import _dtypes, _layout, _tree
+from hostward._describe import Described
+from hostward._plan import Plan
+from hostward._sinks import Array
+from hostward.errors import OutputError
+
+
+def targets_of(flat: _tree.Flat, out: object) -> list[Any]:
+    """Return the leaves of ``out=``, one for each leaf of the tree.
+
+    Raises
+    ------
+    TreeError
+        The structures differ, with the path of the first difference.
+    """
+    other = _tree.flatten(out)
+    _tree.same_structure(flat, other)
+    return other.leaves
+
+
+def check(flat: _tree.Flat, found: Described, plan: Plan, targets: Sequence[Any]) -> list[Any]:
+    """Check every target, and return those of the plan's leaves in the plan's order.
+
+    Raises
+    ------
+    OutputError
+        A target is no array, has another shape or dtype, is read-only, or shares memory with another target, with
+        itself or with a source.
+    """
+    chosen = [targets[position] for position in found.first]
+    for deliver, position in zip(plan.delivers, found.first, strict=True):
+        target, path = targets[position], flat.path(position)
+        if not isinstance(target, np.ndarray):
+            do = "pass t.numpy() for a CPU tensor t" if hasattr(target, "numpy") else "pass an ndarray or a memmap"
+            raise OutputError("out= is no array", path=path, got=_kind(target), needed="an ndarray", do=do)
+        dtype = np.dtype(deliver.dtype) if deliver.dtype not in _dtypes.TABLE else _numpy(deliver.dtype)
+        if target.shape != deliver.shape:
+            raise OutputError("out= has another shape", path=path, got=str(target.shape), needed=str(deliver.shape))
+        if target.dtype != dtype:
+            raise OutputError(
+                "out= has another dtype",
+                path=path,
+                got=str(target.dtype),
+                needed=str(dtype),
+                why="out= never implies a cast",
+                do=f"np.empty(shape, {str(dtype)!r}), or ask for dtype={target.dtype.name!r}",
+            )
+        if not target.flags.writeable:
+            raise OutputError("out= is read-only", path=path, do="open a memmap with mode='r+', or pass a copy")
+    _check_overlap(flat, found, chosen)
+    return chosen
+
+
+def _kind(value: object) -> str:
+    return f"a {type(value).__name__}"
+
+
+def _numpy(name: str) -> np.dtype[Any]:
+    return _dtypes.numpy_dtype(_dtypes.lookup(name))
+
+
+def _check_overlap(flat: _tree.Flat, found: Described, targets: Sequence[Array]) -> None:
+    for number, target in enumerate(targets):
+        if _layout.self_overlaps(target.shape, tuple(abs(s) for s in target.strides)):
+            raise OutputError(
+                "out= overlaps itself",
+                path=flat.path(found.first[number]),
+                why="one place in memory would have to hold several values",
+                do="pass an array made by np.empty",
+            )
+    # Leaves in host memory are read while targets are written. Device memory has nothing in common with an array.
+    leaves = [number for number, source in enumerate(found.sources) if source.device in ("cpu", "numpy")]
+    ranges = [_addresses(target) for target in targets] + [_addresses(found.objects[number]) for number in leaves]
+    for group in _layout.union_groups(ranges):
+        for a in (member for member in group.members if member < len(targets)):
+            for b in (member for member in group.members if member > a):
+                is_target = b < len(targets)
+                if is_target and not _share(targets[a], targets[b]):
+                    continue
+                if ranges[a][0] < ranges[b][1] and ranges[b][0] < ranges[a][1]:
+                    other = b if is_target else leaves[b - len(targets)]
+                    raise OutputError(
+                        "out= shares memory with " + ("another of its arrays" if is_target else "a leaf"),
+                        path=flat.path(found.first[a]),
+                        got=f"the same bytes at tree{flat.path(found.first[other])}",
+                        why="one transfer would overwrite what another wrote or still reads",
+                        do="pass arrays that do not overlap",
+                    )
+
+
+def _addresses(leaf: Any) -> tuple[int, int]:
+    """Return the addresses from a leaf's first byte to behind its last one."""
+    if isinstance(leaf, np.ndarray):
+        return np.lib.array_utils.byte_bounds(leaf) if leaf.size else (0, 0)
+    extent = _layout.extent(tuple(leaf.shape), tuple(leaf.stride())) * leaf.element_size()
+    return leaf.data_ptr(), leaf.data_ptr() + extent
+
+
+def _share(a: Array, b: Array) -> bool:
+    try:
+        return np.shares_memory(a, b, max_work=10_000)
+    except np.exceptions.TooHardError:
+        return True  # not proven apart

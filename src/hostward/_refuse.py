@@ -1,0 +1,58 @@
+"""Tensors that are no plain strided memory: which, why, and what to call instead. Their pointers are never touched."""
+
+from __future__ import annotations
+
+from hostward._torch import torch
+from hostward.errors import LeafError
+
+# Subclasses by name: the modules that define them are not imported for their sake.
+_SUBCLASSES = {
+    "DTensor": (
+        "it is this process's shard of a distributed tensor",
+        "x.full_tensor() for all of it, x.to_local() for this shard",
+    ),
+    "FakeTensor": ("it has a shape but no values", "call it outside of FakeTensorMode, on the real tensor"),
+    "NestedTensor": ("its rows differ in length", "x.unbind(), or torch.nested.to_padded_tensor(x, padding)"),
+    "MaskedTensor": ("NumPy's arrays carry no mask", "x.get_data() and x.get_mask()"),
+    "FunctionalTensor": ("it stands for a tensor inside a trace", "call it outside of the traced function"),
+}
+
+
+def tensor_refusal(x: torch.Tensor) -> LeafError | None:
+    """Return the error for a tensor that cannot move, or ``None`` for one with plain memory behind it."""
+    found = _reason(x)
+    if found is None:
+        return None
+    got, why, do = found
+    return LeafError("this tensor cannot become an array as it is", got=got, why=why, do=do)
+
+
+def _reason(x: torch.Tensor) -> tuple[str, str, str] | None:
+    kind = type(x)
+    if isinstance(x, torch.nn.parameter.UninitializedTensorMixin):
+        return kind.__name__, "a lazy parameter has no shape yet", "run the module once first"
+    if kind.__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl:
+        why, do = _SUBCLASSES.get(
+            kind.__name__,
+            ("a subclass that redefines what its operations do may keep its values anywhere", "take its plain tensor"),
+        )
+        return f"a {kind.__name__}", why, do
+    if x.is_nested:
+        return "a nested tensor", *_SUBCLASSES["NestedTensor"]
+    if x.layout is not torch.strided:
+        name = str(x.layout).removeprefix("torch.")
+        if "sparse" in name:
+            parts = "x.indices() and x.values()" if name == "sparse_coo" else "x.values() and its index tensors"
+            return f"a {name} tensor", "NumPy has no sparse arrays", f"x.to_dense(), or move {parts}"
+        return f"a tensor of layout {name}", "its memory has no strides", "x.to_dense()"
+    if torch._C._functorch.is_functorch_wrapped_tensor(x):
+        return (
+            "a tensor inside torch.func (vmap, grad, ...)",
+            "it stands for many values, or for one under a transform",
+            "return it from the transformed function and convert the result",
+        )
+    if x.device.type == "meta":
+        return "a meta tensor", "it has a shape but no values", "load or compute the values first"
+    if not torch._C._has_storage(x):
+        return "a tensor without memory of its own", "it stands for a tensor inside a trace", "convert it outside"
+    return None
