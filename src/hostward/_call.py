@@ -11,7 +11,7 @@ from hostward._describe import Described, describe
 from hostward._devices import backend_for, capability_table
 from hostward._memory import available
 from hostward._plan import AdmittedPlan, Plan, Route, admit, asks_device, make_plan
-from hostward._sinks import Array, ArraySink, deliver_host, shared_array
+from hostward._sinks import Array, ArraySink, deliver_host
 from hostward._torch import torch
 from hostward._types import Capacity, CopyMode, Memory, Options, Order, choice
 from hostward.errors import CaptureError, HostwardError
@@ -111,11 +111,12 @@ def run_call(call: Call) -> list[Array]:
 
 
 def _direct(admitted: AdmittedPlan, leaf: torch.Tensor) -> Array:
-    deliver = admitted.plan.delivers[0]
-    pinned = admitted.plan.options.memory is Memory.PINNED
-    view = _engine.taken(leaf, admitted.plan.moves[0])
+    plan = admitted.plan
+    deliver, move = plan.delivers[0], plan.moves[0]
     backend = backend_for(leaf.device.type)
-    array = shared_array(_engine.fetch(view, backend, leaf.device.index or 0, pinned=pinned), deliver.dtype)
+    dtype = _dtypes.numpy_dtype(_dtypes.lookup(deliver.dtype))
+    own = plan.options.memory is not Memory.PINNED
+    array = _engine.fetch(_engine.taken(leaf, move), dtype, move.nbytes, backend, own=own)
     return array.transpose(deliver.axes) if deliver.axes else array
 
 
@@ -125,9 +126,7 @@ def rebuilt(call: Call, arrays: Sequence[Any]) -> Any:
     return call.flat.rebuild([leaves[i] if n < 0 else arrays[n] for i, n in enumerate(which)])
 
 
-def options_of(
-    *, dtype: object = None, order: object = "C", copy: object = True, memory: object = "auto"
-) -> Options:
+def options_of(*, dtype: object = None, order: object = "C", copy: object = True, memory: object = "auto") -> Options:
     """Normalise the public options; a typo fails here."""
     return Options(
         _dtypes.normalise_request(dtype),

@@ -103,7 +103,7 @@ def _tensor(x: torch.Tensor, storages: dict[tuple[str, int], int]) -> tuple[Sour
         dtype_name(x.dtype),
         tuple(x.shape),
         x.stride(),
-        x.storage_offset(),
+        int(x.storage_offset()),
         storage,
         x.is_conj(),
         x.is_neg(),
@@ -134,7 +134,7 @@ def _imported(leaf: Any) -> torch.Tensor:
     """Take another framework's array (CuPy, JAX, anything with DLPack) as a tensor over the same memory."""
     try:
         if hasattr(leaf, "__dlpack__"):
-            return torch.from_dlpack(leaf)
+            return torch.utils.dlpack.from_dlpack(leaf)
         return torch.as_tensor(leaf, device="cuda")
     except Exception as error:
         raise LeafError(

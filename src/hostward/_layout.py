@@ -120,9 +120,7 @@ def _clash(dims: list[tuple[int, int]]) -> bool:
     """Mark every element that any index touches, one bit each, and count: too few bits mean a clash."""
     scale = math.gcd(*(stride for stride, _ in dims))
     dims = [(stride // scale, size) for stride, size in dims]
-    indices = math.prod(size for _, size in dims)
-    reach = extent([size for _, size in dims], [stride for stride, _ in dims])
-    if reach < indices or reach > _EXACT_EXTENT:
+    if extent([size for _, size in dims], [stride for stride, _ in dims]) > _EXACT_EXTENT:
         return True
     touched = 1
     for stride, size in dims:
@@ -131,7 +129,7 @@ def _clash(dims: list[tuple[int, int]]) -> bool:
             more = min(copies, size - copies)
             touched |= touched << (stride * more)
             copies += more
-    return touched.bit_count() < indices
+    return touched.bit_count() < math.prod(size for _, size in dims)
 
 
 @dataclass(frozen=True, slots=True)

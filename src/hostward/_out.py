@@ -107,6 +107,6 @@ def _addresses(leaf: Any) -> tuple[int, int]:
 
 def _share(a: Array, b: Array) -> bool:
     try:
-        return np.shares_memory(a, b, max_work=10_000)
+        return np.shares_memory(a, b, max_work=10_000)  # type: ignore[arg-type]  # any int, says NumPy's page
     except np.exceptions.TooHardError:
         return True  # not proven apart

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from hostward._torch import torch
 from hostward.errors import HostwardError
@@ -22,7 +22,8 @@ def public(call: Callable[P, R]) -> Callable[P, R]:
     def outer(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
             if "torch._dynamo" in sys.modules:
-                return _untraced(call)(*args, **kwargs)
+                result: R = _untraced(call)(*args, **kwargs)
+                return result
             return call(*args, **kwargs)
         except HostwardError as error:
             raise error.located(call=name)  # noqa: B904  (the same error, with the call's name filled in)
@@ -34,5 +35,5 @@ def public(call: Callable[P, R]) -> Callable[P, R]:
 
 
 @functools.cache
-def _untraced(call: Callable[P, R]) -> Callable[P, R]:
+def _untraced(call: Callable[..., Any]) -> Callable[..., Any]:
     return torch.compiler.disable(call)  # type: ignore[no-any-return, no-untyped-call]

@@ -29,7 +29,7 @@ def tensor_refusal(x: torch.Tensor) -> LeafError | None:
 
 def _reason(x: torch.Tensor) -> tuple[str, str, str] | None:
     kind = type(x)
-    if isinstance(x, torch.nn.parameter.UninitializedTensorMixin):
+    if isinstance(x, torch.nn.parameter.UninitializedParameter | torch.nn.parameter.UninitializedBuffer):
         return kind.__name__, "a lazy parameter has no shape yet", "run the module once first"
     if kind.__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl:
         why, do = _SUBCLASSES.get(

@@ -282,26 +282,26 @@ def _print_conditions(console: Console, machine: dict[str, Any], quick: bool) ->
 
 
 def _print_case(console: Console, record: dict[str, Any]) -> None:
-    from hostward.bench import digits, seconds
+    from hostward.bench import digits, quartiles, seconds
 
     run_, against = record["run"], record["against"]
     calls = f", {run_['calls_per_sample']} calls a sample" if run_["calls_per_sample"] > 1 else ""
     _print_text(console, f"\n{record['id']}: {record['what']}; {run_['samples']} samples a way{calls}")
     primary = next(way for way in record["ways"] if way["role"] == "primary")["median_s"]
     table = _table_of(
-        *("way", ">median", ">quartiles", ">first", ">GB/s", ">time", "bytes", ">wrong when busy"),
-        *(">host peak", ">pinned peak", ">GPU peak"),
+        *("way", ">median", ">quartiles", ">GB/s", ">x ours", ">first", "bytes", ">busy: wrong"),
+        *(">MB: host", ">pinned", ">GPU"),
     )
     for way in record["ways"]:
         table.add_row(
             way["name"],
             seconds(way["median_s"]),
-            f"{seconds(way['q1_s'])} to {seconds(way['q3_s'])}",
-            seconds(way["first_s"]),
+            quartiles(way["q1_s"], way["median_s"], way["q3_s"]),
             digits(record["nbytes"] / way["median_s"] / 1e9),
             digits(against.get(way["name"], way["median_s"] / primary)),
-            ("ok" if way["bytes_ok"] else "WRONG") + ("" if way["c_order"] else ", not C order"),
-            "not measured" if way["wrong_when_busy"] is None else f"{way['wrong_when_busy']:.0%}",
+            seconds(way["first_s"]),
+            ("ok" if way["bytes_ok"] else "WRONG") + ("" if way["c_order"] else ", F"),
+            "?" if way["wrong_when_busy"] is None else f"{way['wrong_when_busy']:.0%}",
             _mega(way["host_peak"]),
             _mega(way["pinned_peak"]) + (f" + {_mega(way['prepared_nbytes'])}" if way["prepared_nbytes"] else ""),
             _mega(way["gpu_peak"]),
@@ -316,7 +316,7 @@ def _print_case(console: Console, record: dict[str, Any]) -> None:
 
 
 def _mega(nbytes: int | None) -> str:
-    return "unknown" if nbytes is None else f"{nbytes / 1e6:.1f} MB"
+    return "?" if nbytes is None else f"{nbytes / 1e6:.1f}"
 
 
 def _table_of(*titles: str) -> Table:

@@ -56,9 +56,13 @@ class Backend:
         """Make `stream` wait on the device for `event`, which has been recorded (else it would wait for nothing)."""
         raise NotImplementedError
 
-    def is_idle(self, index: int) -> bool:
-        """Say whether the calling thread's current stream of the device has nothing left to do."""
-        return False
+    def copy_small(self, x: torch.Tensor, host: torch.Tensor, offset: int, nbytes: int) -> Event:
+        """Copy a contiguous tensor to `host[offset : offset + nbytes]` on the caller's stream; return the event behind.
+
+        The caller keeps both alive until the event has fired.
+        """
+        host[offset : offset + nbytes].copy_(x.detach().view(-1).view(torch.uint8), non_blocking=True)
+        return self.record(x.device.index or 0)
 
     def is_capturing(self, index: int) -> bool:
         """Say whether the calling thread's current stream of the device is recording a graph."""
@@ -133,9 +137,6 @@ class TorchBackend(Backend):
     def wait(self, stream: torch.Stream | None, event: Event) -> None:
         assert stream is not None and isinstance(event, torch.Event)
         stream.wait_event(event)
-
-    def is_idle(self, index: int) -> bool:
-        return torch.accelerator.current_stream(index).query()
 
     def memory_free(self, index: int) -> int | None:
         module = getattr(torch, self.device_type, None)

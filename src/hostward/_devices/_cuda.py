@@ -1,7 +1,7 @@
 """The seam for what only CUDA has. ROCm's torch speaks the same API under the same name.
 
-Everything here is probed: without cuda-bindings and without a CUDA runtime library that ctypes finds, the device-neutral
-way of `TorchBackend` stays, and only the promise about other threads' graph captures is lost (`docs/contract.md`, 8).
+Everything here is probed: without a CUDA runtime library that ctypes finds, the device-neutral way of `TorchBackend`
+stays, and only the promise about other threads' graph captures is lost (`docs/contract.md`, 8).
 """
 
 from __future__ import annotations
@@ -18,7 +18,19 @@ from hostward._torch import torch
 _RELAXED = 2
 # cudaStreamNonBlocking: no implicit order with the legacy default stream; same page, cudaStreamCreateWithFlags.
 _NON_BLOCKING = 1
-_CALLS = ("cudaThreadExchangeStreamCaptureMode", "cudaStreamCreateWithFlags", "cudaGetLastError")
+# cudaMemcpyDeviceToHost, cudaEventDisableTiming, cudaErrorNotReady; CUDA Runtime API, "Data types".
+_DEVICE_TO_HOST, _DISABLE_TIMING, _NOT_READY = 2, 2, 600
+_CALLS = (
+    "cudaThreadExchangeStreamCaptureMode",
+    "cudaStreamCreateWithFlags",
+    "cudaGetLastError",
+    "cudaMemcpyAsync",
+    "cudaEventCreateWithFlags",
+    "cudaEventRecord",
+    "cudaEventQuery",
+    "cudaEventDestroy",
+    "cudaGetErrorString",
+)
 
 
 class CudaBackend(TorchBackend):
@@ -33,12 +45,29 @@ class CudaBackend(TorchBackend):
         with torch.cuda.device(index):
             return torch.cuda.is_current_stream_capturing()
 
-    def is_idle(self, index: int) -> bool:
-        return torch.cuda.current_stream(index).query()
+    def copy_small(self, x: torch.Tensor, host: torch.Tensor, offset: int, nbytes: int) -> Event:
+        # Three runtime calls, where torch's copy, stream and event objects take twice as long. The legacy default
+        # stream (0) belongs to the current device, so another device takes torch's way.
+        runtime, index = _runtime(), x.device.index or 0
+        if runtime is None or index != torch.cuda.current_device():
+            return super().copy_small(x, host, offset, nbytes)
+        stream = torch._C._cuda_getCurrentRawStream(index)
+        event = _RawEvent(runtime)
+        _check(
+            runtime.cudaMemcpyAsync(
+                ctypes.c_void_p(host.data_ptr() + offset),
+                ctypes.c_void_p(x.data_ptr()),
+                ctypes.c_size_t(nbytes),
+                _DEVICE_TO_HOST,
+                ctypes.c_void_p(stream),
+            )
+        )
+        event.record(stream)
+        return event
 
     def record(self, index: int) -> Event:
         # torch.cuda.Event and not torch.Event: made without a device, it binds to the stream it is recorded on.
-        event = torch.cuda.Event()
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record(torch.cuda.current_stream(index))
         return event
 
@@ -62,7 +91,10 @@ class CudaBackend(TorchBackend):
             failed = runtime.cudaStreamCreateWithFlags(ctypes.byref(handle), ctypes.c_uint(_NON_BLOCKING))
         if failed or handle.value is None:
             return super()._distinct_stream(index)
-        return torch.cuda.ExternalStream(handle.value, device=torch.device("cuda", index))  # never destroyed
+        own: torch.Stream = torch.cuda.ExternalStream(  # type: ignore[no-untyped-call]
+            handle.value, device=torch.device("cuda", index)
+        )
+        return own  # never destroyed
 
     @contextmanager
     def relaxed_capture(self) -> Iterator[None]:
@@ -81,6 +113,43 @@ class CudaBackend(TorchBackend):
         runtime = _runtime()
         if runtime is not None:
             runtime.cudaGetLastError()  # reading it clears it
+
+
+class _RawEvent:
+    """A CUDA event without timing, asked through the runtime."""
+
+    __slots__ = ("_handle", "_runtime")
+
+    def __init__(self, runtime: ctypes.CDLL) -> None:
+        self._runtime = runtime
+        self._handle = ctypes.c_void_p()
+        _check(runtime.cudaEventCreateWithFlags(ctypes.byref(self._handle), _DISABLE_TIMING))
+
+    def record(self, stream: int) -> None:
+        _check(self._runtime.cudaEventRecord(self._handle, ctypes.c_void_p(stream)))
+
+    def query(self) -> bool:
+        result = self._runtime.cudaEventQuery(self._handle)
+        if result == _NOT_READY:
+            return False
+        _check(result)
+        return True
+
+    def __del__(self) -> None:
+        if self._handle:
+            self._runtime.cudaEventDestroy(self._handle)  # allowed before it has fired; freed when it has
+
+
+def _check(result: int) -> None:
+    if result:
+        raise RuntimeError(f"CUDA error {result} ({_text(result)})")
+
+
+def _text(result: int) -> str:
+    runtime = _runtime()
+    assert runtime is not None
+    runtime.cudaGetErrorString.restype = ctypes.c_char_p
+    return str(runtime.cudaGetErrorString(result).decode())
 
 
 @cache

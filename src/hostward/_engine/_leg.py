@@ -146,17 +146,21 @@ class Reader:
     def __call__(self, piece: Piece) -> torch.Tensor:
         """Return the piece's bytes. A packed piece is written to the one temporary, which stream order protects."""
         move = self._admitted.plan.moves[piece.move]
-        part = _layout.select(self._views[piece.move], piece.block)
+        part: torch.Tensor = _layout.select(self._views[piece.move], piece.block)
         if move.passes and self._admitted.routes[piece.move] is Route.PIECES:
-            temporary = self._temporaries.get(piece.move)
-            if temporary is None:
-                # The first piece is the largest. Made while the copy stream is current: it belongs to that stream.
-                temporary = torch.empty(piece.nbytes, dtype=torch.uint8, device=part.device)
-                self._temporaries = {piece.move: temporary}
-            packed = temporary[: piece.nbytes]
+            packed = self._temporary(piece, part.device)[: piece.nbytes]
             packed.view(_dtype(move)).view(part.shape).copy_(part)
             return packed
         return part.view(-1).view(torch.uint8)
+
+    def _temporary(self, piece: Piece, device: torch.device) -> torch.Tensor:
+        """Return the move's one temporary; made while the copy stream is current, it belongs to that stream."""
+        temporary = self._temporaries.get(piece.move)
+        if temporary is None:
+            nbytes = min(self._admitted.pieces[piece.move], self._admitted.plan.moves[piece.move].nbytes)
+            temporary = torch.empty(nbytes, dtype=torch.uint8, device=device)
+            self._temporaries = {piece.move: temporary}  # the move before is done with its own, in stream order
+        return temporary
 
 
 def _dtype(move: Move) -> torch.dtype:

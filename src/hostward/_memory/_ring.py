@@ -1,7 +1,8 @@
 """A few pinned chunks per device, through which anything reaches ordinary memory at nearly the link's rate.
 
-Guarantees: at most `SMALL` and `LARGE` chunks exist per device; a chunk is in one flight's hands at a time; a chunk that
-an interrupted call lost is garbage collected, and the ring makes another. `take` never blocks. Any thread may call.
+Guarantees: at most `SMALL` and `LARGE` chunks exist per device; a chunk is in one flight's hands at a time; a chunk
+that an interrupted call lost is garbage collected, and the ring makes another. `take` never blocks. Any thread may
+call.
 """
 
 from __future__ import annotations

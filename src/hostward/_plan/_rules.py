@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
+from itertools import pairwise
 
 from hostward import _dtypes, _layout
 from hostward._plan._records import Deliver, Move, Plan, Route, View, Way
@@ -63,9 +64,7 @@ def _check_dtype(leaf: int, source: Source, options: Options) -> None:
     dtype, target = _dtypes.lookup(source.dtype), _target(source, options)
     error = _dtypes.cast_error(dtype, target)
     if error is None and target.refusal is not None:
-        error = DtypeError(
-            f"NumPy has no dtype for torch.{target.name}", why=target.why, do=target.refusal
-        )
+        error = DtypeError(f"NumPy has no dtype for torch.{target.name}", why=target.why, do=target.refusal)
     if error is not None:
         error.leaf = leaf
         raise error
@@ -125,9 +124,7 @@ def _one_leaf(
     passes = _passes(source, dtype, link, shape, strides)
     notes = _notes(source, dtype, target, link, drop)
     landed = _layout.numel(shape) * link.itemsize
-    moves.append(
-        Move(source.device, leaf, shape, link.name, landed, drop=drop, perm=perm, passes=passes, notes=notes)
-    )
+    moves.append(Move(source.device, leaf, shape, link.name, landed, drop=drop, perm=perm, passes=passes, notes=notes))
     move = len(moves) - 1
     if drop and not keep_order:
         view = View(link.name, 0, source.shape, _repeat(source.shape, drop))
@@ -265,7 +262,7 @@ def _can_share(source: Source, options: Options) -> bool:
     if options.order is Order.K:
         return not _layout.broadcast_dims(source.shape, source.strides)  # that one moves its base alone
     moved = [(n, s) for n, s in zip(source.shape, source.strides, strict=True) if n != 1 and s != 0]
-    return all(a[1] >= b[1] for a, b in zip(moved, moved[1:], strict=False))  # else the host would transpose
+    return all(a[1] >= b[1] for a, b in pairwise(moved))  # else the host would transpose
 
 
 def _byte_range(source: Source) -> tuple[int, int]:
@@ -326,5 +323,3 @@ def _fills(source: Source, options: Options, span: tuple[int, int]) -> bool:
     """Say whether the leaf's own result can be the landing place of the whole range."""
     plain = _target(source, options).name == source.dtype and not options.out
     return plain and _layout.is_contiguous(source.shape, source.strides) and _byte_range(source) == span
-
-

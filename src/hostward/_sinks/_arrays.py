@@ -1,7 +1,7 @@
 """Arrays as the destination: fresh ones in ordinary or pinned memory, and the caller's own (``out=``).
 
-A move lands *directly* where its target is pinned, contiguous and of the dtype that crosses. Everything else goes through
-the ring: torch's CPU threads copy (and widen) each piece to its place while the next one travels.
+A move lands *directly* where its target is pinned, contiguous and of the dtype that crosses. Everything else goes
+through the ring: torch's CPU threads copy (and widen) each piece to its place while the next one travels.
 """
 
 from __future__ import annotations

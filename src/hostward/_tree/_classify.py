@@ -26,7 +26,8 @@ def classify(cls: type) -> Kind | None:
     if (cls.__module__, cls.__name__) == ("torch", "Size") or Enum in cls.__mro__:
         return None  # a shape is one value; enum members are the only ones of their class
     if _is_struct_sequence(cls):  # before the registries: torch registers all of its own, without names
-        return StructSequence(cls)
+        # sys.version_info and its like have no __new__: nobody can make a second one, so they are values.
+        return StructSequence(cls) if "__new__" in vars(cls) else None
     if (registration := _registries.find(cls)) is not None:
         return Registered(cls, registration)
     return _instance(cls)
@@ -47,8 +48,7 @@ def _instance(cls: type) -> Kind | None:
 
 
 def _is_struct_sequence(cls: type) -> bool:
-    # sys.version_info and its like take their __new__ away: nobody can make a second one, so they are values.
-    return cls.__bases__ == (tuple,) and hasattr(cls, "n_sequence_fields") and "__new__" in vars(cls)
+    return cls.__bases__ == (tuple,) and hasattr(cls, "n_sequence_fields")
 
 
 def _is_array(cls: type) -> bool:

@@ -218,10 +218,13 @@ def _cycle(path: str, known: Node) -> TreeError:
 
 def _failed(what: str, kind: Kind, path: str, error: Exception) -> TreeError:
     name = kind.cls.__qualname__
-    how = "correct the functions that it is" if isinstance(kind, Registered) else f"have {name}"
+    if isinstance(kind, Registered):
+        do = "correct the functions that it is registered with (torch's pytree or optree)"
+    else:
+        do = "register it with torch's pytree or optree"
     return TreeError(
-        f"cannot {what} a {name}",
+        f"cannot {what} {name}",
         path=path,
         why=f"{type(error).__name__}: {error}",
-        do=f"{how} registered with (torch's pytree or optree), or pass its parts in a dict or a list",
+        do=f"{do}, or pass its parts in a dict or a list",
     )

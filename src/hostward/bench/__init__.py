@@ -11,7 +11,7 @@ from hostward.bench._device import CudaDevice, Device, HostDevice, find_gpu
 from hostward.bench._result import dumps, merge, read, read_for, write
 from hostward.bench._run import Session
 from hostward.bench._schema import SCHEMA, problems
-from hostward.bench._table import digits, is_current, markdown, rows, seconds, write_into
+from hostward.bench._table import digits, is_current, markdown, quartiles, rows, seconds, write_into
 from hostward.bench._verify import Finding, verify
 
 __all__ = [
@@ -33,6 +33,7 @@ __all__ = [
     "markdown",
     "merge",
     "problems",
+    "quartiles",
     "read",
     "read_for",
     "rows",

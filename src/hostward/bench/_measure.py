@@ -83,8 +83,8 @@ def interleave(
 ) -> dict[str, Samples]:
     """Take the samples of all ways, round by round.
 
-    Each round starts with another way and every second one runs backwards, so no way always follows
-    the same neighbour. Warm-up rounds come first; the last of them says how long a round takes.
+    Each pair of rounds starts with another way and its second one runs backwards, so no way always
+    follows the same neighbour. Warm-up rounds come first; the last of them says how long a round takes.
     """
     taken = {name: Samples() for name in calls}
     with quiet_gc():
@@ -96,8 +96,8 @@ def interleave(
 
 
 def turn(names: list[str], number: int) -> list[str]:
-    """Return the order of round `number`: rotated by it, and backwards in odd rounds."""
-    at = number % len(names)
+    """Return the order of round `number`: one step further every two rounds, backwards in odd ones."""
+    at = number // 2 % len(names)
     order = names[at:] + names[:at]
     return order[::-1] if number % 2 else order
 

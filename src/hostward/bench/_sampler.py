@@ -51,7 +51,7 @@ class Sampler:
 
     def __init__(self, pid: int | None = None, interval_s: float = INTERVAL_S) -> None:
         arguments = [sys.executable, "-I", "-S", __file__, str(pid or os.getpid()), str(interval_s)]
-        self._process = subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self._process = subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
 
     def __enter__(self) -> Sampler:
         return self
@@ -76,9 +76,11 @@ class Sampler:
 
     def _ask(self, command: bytes) -> bytes:
         to, back = self._pipes()
-        to.write(command)
-        to.flush()
-        line = back.readline()
+        try:
+            to.write(command)
+            line = back.readline()
+        except BrokenPipeError:
+            line = b""
         if not line:
             raise RuntimeError(f"the memory watcher ended by itself, exit code {self._process.wait()}")
         return line

@@ -74,15 +74,23 @@ def seconds(value: float | None) -> str:
     """Return a time with three digits, in the unit that reads best."""
     if value is None:
         return "-"
-    for factor, unit in ((1.0, "s"), (1e3, "ms"), (1e6, "us")):
-        if value * factor >= 1.0 or unit == "us":
-            break
+    factor, unit = _unit(value)
     return f"{digits(value * factor)} {unit}"
+
+
+def quartiles(low: float, median: float, high: float) -> str:
+    """Return a spread in the unit that `seconds` gives the median."""
+    factor, _ = _unit(median)
+    return f"{digits(low * factor)} to {digits(high * factor)}"
 
 
 def digits(value: float) -> str:
     """Return three significant digits without an exponent; whole numbers from 100 on."""
     return f"{value:.0f}" if abs(value) >= 99.95 else f"{value:.1f}" if abs(value) >= 9.995 else f"{value:.2f}"
+
+
+def _unit(value: float) -> tuple[float, str]:
+    return (1.0, "s") if value >= 1 else (1e3, "ms") if value >= 1e-3 else (1e6, "us")
 
 
 def _case_rows(case: Record) -> list[Record]:
