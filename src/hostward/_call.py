@@ -9,15 +9,16 @@ from typing import Any
 from hostward import _dtypes, _engine, _out, _tree
 from hostward._describe import Described, describe
 from hostward._devices import backend_for, capability_table
-from hostward._memory import available
+from hostward._memory import available, total
 from hostward._plan import AdmittedPlan, Plan, Route, admit, asks_device, make_plan
 from hostward._sinks import Array, ArraySink, deliver_host
 from hostward._torch import torch
 from hostward._types import Capacity, CopyMode, Memory, Options, Order, choice
 from hostward.errors import CaptureError, HostwardError
 
-# Results below this are not checked against the host's free memory: reading it costs more than they do.
-_HOST_CHECK_NBYTES = 64 << 20
+# Results below this share of the machine are not checked against the host's free memory: reading that takes 50 us, and
+# half a millisecond where the caches are cold.
+_HOST_CHECK_SHARE = 16
 
 
 @dataclass(slots=True)
@@ -64,7 +65,7 @@ def _capacity(plan: Plan) -> Capacity:
             if room is not None:
                 free.append((device, room))
     needed = plan.result_nbytes + plan.scratch_nbytes
-    return Capacity(device_free=tuple(free), host_free=available() if needed > _HOST_CHECK_NBYTES else None)
+    return Capacity(device_free=tuple(free), host_free=available() if needed * _HOST_CHECK_SHARE > total() else None)
 
 
 def _refuse_capture(admitted: AdmittedPlan) -> None:

@@ -10,12 +10,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hostward._cli._bench_report import LEGEND, NOT_COMPARABLE, print_case, print_conditions, print_text, table_of
 from hostward._cli._console import HelpFormatter, make_console, print_json
 from hostward.errors import HostwardError, OptionError
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.table import Table
 
     from hostward.bench import Case, Session
 
@@ -33,11 +33,6 @@ Measure how fast arrays get from the GPU to the host: hostward beside the usual 
 process, samples interleaved, bytes compared before and after, memory peaks watched from outside, and every way called
 once behind a held stream to see whether it reads too early. The whole set takes two to three minutes.
 """
-
-_NOT_COMPARABLE = (
-    "Not comparable: medians of other machines (page faults of fresh host memory differ most, and virtual machines "
-    "pay more for them), first calls (what earlier ways and cases left warm stays warm), loops that keep all results."
-)
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -126,7 +121,7 @@ def _list(args: argparse.Namespace, cases: list[Case]) -> int:
         return _CLEAN
     if args.file is not None:
         raise OptionError("--list measures nothing to put into a file", got=f"--json {args.file}", needed="--json -")
-    table = _table_of("case", "what", ">result", ">ways", "needs")
+    table = table_of("case", "what", ">result", ">ways", "needs")
     for case in cases:
         needs = [f"share of the link {case.needs.share_of_link:g}"] if case.needs.share_of_link else []
         needs += [f"{ratio:g} x {name}" for name, ratio in case.needs.against.items()]
@@ -144,7 +139,7 @@ def _measure(args: argparse.Namespace, cases: list[Case]) -> int:
     console, quiet = make_console(), args.file == "-"
     if device is None:
         return _without_gpu(args, console)
-    path = None if args.file in (None, "-") else Path(args.file)
+    path = _result_path(args.file)
     records: list[dict[str, Any]] = []
     failed = False
     with bench.Session(
@@ -153,7 +148,7 @@ def _measure(args: argparse.Namespace, cases: list[Case]) -> int:
         if path is not None:
             bench.read_for(path, session.machine)  # before minutes are spent on what cannot be written
         if not quiet:
-            _print_conditions(console, session.machine, args.quick)
+            print_conditions(console, session.machine, args.quick)
         for case in cases:
             record = _one(session, case)
             if record is None:
@@ -163,12 +158,21 @@ def _measure(args: argparse.Namespace, cases: list[Case]) -> int:
             if path is not None:
                 bench.write(path, bench.merge(bench.read_for(path, session.machine), session.document(records)))
             if not quiet:
-                _print_case(console, record)
+                print_case(console, record)
         if quiet:
             print_json("bench", SCHEMA_VERSION, session.document(records))
         else:
-            _print_text(console, f"\n{_NOT_COMPARABLE}")
+            print_text(console, f"\n{LEGEND}\n{NOT_COMPARABLE}")
     return _FAILED if failed else _CLEAN
+
+
+def _result_path(file: str | None) -> Path | None:
+    if file in (None, "-"):
+        return None
+    path = Path(file)
+    if not path.parent.is_dir():
+        raise OptionError(f"there is no folder for {path.name}", got=f"--json {file}", do="make it, or name another")
+    return path
 
 
 def _one(session: Session, case: Case) -> dict[str, Any] | None:
@@ -190,8 +194,8 @@ def _without_gpu(args: argparse.Namespace, console: Console) -> int:
     if args.file == "-":
         print_json("bench", SCHEMA_VERSION, {"machine": machine, "cases": [], "notice": _NO_GPU})
         return _CLEAN
-    _print_conditions(console, machine, args.quick)
-    _print_text(console, f"\n{_NO_GPU}" + ("" if args.file is None else f" {args.file} was not written."))
+    print_conditions(console, machine, args.quick)
+    print_text(console, f"\n{_NO_GPU}" + ("" if args.file is None else f" {args.file} was not written."))
     return _CLEAN
 
 
@@ -254,80 +258,3 @@ def _progress() -> Any:
         print(f"[{time.monotonic() - start:5.1f} s] {text}", file=sys.stderr, flush=True)
 
     return say
-
-
-def _print_conditions(console: Console, machine: dict[str, Any], quick: bool) -> None:
-    def known(key: str) -> str:
-        return "unknown" if machine[key] is None else str(machine[key])
-
-    memory = f"{machine['memory_nbytes'] / 1e9:.0f} GB memory" if machine["memory_nbytes"] else "memory unknown"
-    virtual = {True: "virtual machine", False: "bare metal", None: "virtual or not: unknown"}[machine["virtual"]]
-    gpu = "none"
-    if machine["gpu"]:
-        gpu = f"{machine['gpu']} ({machine['gpu_count']} here), driver {known('driver')}, CUDA {known('cuda')}"
-    link = f"PCIe generation {known('link_generation')} of {known('link_generation_max')}, width {known('link_width')}"
-    if machine["link_gb_per_s"]:
-        link += f"; measured {machine['link_gb_per_s']:.1f} GB/s, 1 GiB into pinned memory"
-    versions = ", ".join(f"{name} {known(name)}" for name in ("hostward", "torch", "numpy", "python"))
-    rows = {
-        "processor": f"{machine['cpu_model']}, {machine['cpu_count']} cores, {memory}, {virtual}",
-        "system": f"kernel {known('kernel')}, transparent huge pages {known('transparent_huge_pages')}",
-        "GPU": gpu,
-        "link": link if machine["gpu"] else "none",
-        "versions": f"{versions}, {machine['torch_threads']} torch threads",
-        "mode": "quick: 5 samples a way" if quick else "full: 5 to 30 samples a way, as time allows, interleaved",
-    }
-    for name, text in rows.items():
-        _print_text(console, f"{name:<10} {text}")
-
-
-def _print_case(console: Console, record: dict[str, Any]) -> None:
-    from hostward.bench import digits, quartiles, seconds
-
-    run_, against = record["run"], record["against"]
-    calls = f", {run_['calls_per_sample']} calls a sample" if run_["calls_per_sample"] > 1 else ""
-    _print_text(console, f"\n{record['id']}: {record['what']}; {run_['samples']} samples a way{calls}")
-    primary = next(way for way in record["ways"] if way["role"] == "primary")["median_s"]
-    table = _table_of(
-        *("way", ">median", ">quartiles", ">GB/s", ">x ours", ">first", "bytes", ">busy: wrong"),
-        *(">MB: host", ">pinned", ">GPU"),
-    )
-    for way in record["ways"]:
-        table.add_row(
-            way["name"],
-            seconds(way["median_s"]),
-            quartiles(way["q1_s"], way["median_s"], way["q3_s"]),
-            digits(record["nbytes"] / way["median_s"] / 1e9),
-            digits(against.get(way["name"], way["median_s"] / primary)),
-            seconds(way["first_s"]),
-            ("ok" if way["bytes_ok"] else "WRONG") + ("" if way["c_order"] else ", F"),
-            "?" if way["wrong_when_busy"] is None else f"{way['wrong_when_busy']:.0%}",
-            _mega(way["host_peak"]),
-            _mega(way["pinned_peak"]) + (f" + {_mega(way['prepared_nbytes'])}" if way["prepared_nbytes"] else ""),
-            _mega(way["gpu_peak"]),
-        )
-    console.print(table, markup=False)
-    for need in record["met"]:
-        got = "unknown" if need["got"] is None else digits(need["got"])
-        _print_text(console, f"{need['need']}: {got}, needed {need['needed']:g}: {'met' if need['met'] else 'MISSED'}")
-    notes = [record["note"], *(f"{way['name']}: {way['note']}" for way in record["ways"] if way["note"])]
-    for note in filter(None, notes):
-        _print_text(console, f"  {note}", style="dim")
-
-
-def _mega(nbytes: int | None) -> str:
-    return "?" if nbytes is None else f"{nbytes / 1e6:.1f}"
-
-
-def _table_of(*titles: str) -> Table:
-    """Return an empty table; ``>`` in front of a title sets its column flush right."""
-    from rich.table import Table
-
-    table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
-    for title in titles:
-        table.add_column(title.lstrip(">"), justify="right" if title.startswith(">") else "left", overflow="fold")
-    return table
-
-
-def _print_text(console: Console, text: str, style: str = "") -> None:
-    console.print(text, markup=False, soft_wrap=True, style=style or None)

@@ -104,17 +104,17 @@ def _report(result: Result, console: Console) -> None:
 
 
 def _pieces(result: Result) -> Table:
-    table = _table("piece", "on the device", "on the host", ">bytes")
+    table = _table("piece", "on the device", "on the host, C order", ">bytes")
     for piece in result.pieces:
         there = f"{piece.device_dtype} {_shape(piece.device_shape)}"
-        here = f"{piece.dtype} {_shape(piece.shape)}, C order"
+        here = f"{piece.dtype} {_shape(piece.shape)}"
         table.add_row(f"tree{piece.path}", there, here, f"{piece.nbytes:,}")
-    table.add_row("stats", "tensors of a few numbers", "Python numbers", "")
+    table.add_row("stats", "small tensors", "Python numbers", "")
     return table
 
 
 def _speed(result: Result) -> Table:
-    table = _table("way", ">median", ">least to most", ">calls", ">GB/s", ">time, hostward = 1")
+    table = _table("way", ">median", ">least to most", ">calls", ">GB/s", ">x hostward")
     ours = result.timings[0].median_s
     for timing in result.timings:
         table.add_row(
@@ -138,6 +138,7 @@ def _speed_notes(result: Result) -> list[str]:
     nbytes = sum(piece.nbytes for piece in result.pieces)
     return [
         f"{same} in all {len(result.timings)} ways. GB/s: {_mega(nbytes)} MB of arrays over the median.",
+        "The second way casts and transposes in NumPy afterwards, the third on the device before, as hostward does.",
         "After a call to warm up, on an idle device, results dropped between calls. The photographs stand "
         f"{result.copies} times on the device.",
         f"The demo's own delivery, the first of this process and with the stats: {result.first_s or 0:.3f} s.",

@@ -56,7 +56,7 @@ class Backend:
         """Make `stream` wait on the device for `event`, which has been recorded (else it would wait for nothing)."""
         raise NotImplementedError
 
-    def copy_small(self, x: torch.Tensor, host: torch.Tensor, offset: int, nbytes: int) -> Event:
+    def copy_direct(self, x: torch.Tensor, host: torch.Tensor, offset: int, nbytes: int) -> Event:
         """Copy a contiguous tensor to `host[offset : offset + nbytes]` on the caller's stream; return the event behind.
 
         The caller keeps both alive until the event has fired.

@@ -1,10 +1,11 @@
-"""The direct way: one tiny leaf, on the caller's own stream, where a second stream costs more than the copy.
+"""The direct way: one dense leaf, as it lies, on the caller's own stream.
 
-The bytes land in a pinned *granule* that many such leaves share, because asking torch's pinned allocator for each of
-them takes longer than the copy. With ``memory="pinned"`` the result is a view of the granule (which lives until the
-last view dies), else a copy of it.
+It serves tiny leaves, where a second stream costs more than the copy, and pinned results of any size, where the time
+before the copy is all that is lost to the link. Tiny leaves share a pinned *granule*, because asking torch's pinned
+allocator for each takes longer than its copy: with ``memory="pinned"`` the result is a view of the granule (which lives
+until the last view dies), else a copy of it.
 
-Guarantee: a granule is not let go of while a copy into it may be under way, whatever interrupts the wait.
+Guarantee: pinned bytes are not let go of while a copy into them may be under way, whatever interrupts the wait.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from hostward._sinks import Array
 from hostward._torch import torch
 
 _GRANULE_NBYTES = 1 << 20
+_SHARED_NBYTES = 64 << 10  # leaves up to this size share a granule
 _ALIGNMENT = 64
 
 
@@ -36,7 +38,8 @@ class _Granule:
 
 _lock = threading.Lock()
 _granules: dict[str, _Granule] = {}
-_unfinished: list[tuple[Event, object, object]] = []  # copies whose waiter was interrupted, and what they touch
+# Copies whose waiter was interrupted, and what they touch; kept for ever where no event tells when they end.
+_unfinished: list[tuple[Event | None, object, object]] = []
 
 
 def fetch(x: torch.Tensor, dtype: np.dtype[np.generic], nbytes: int, backend: Backend, *, own: bool) -> Array:
@@ -45,7 +48,7 @@ def fetch(x: torch.Tensor, dtype: np.dtype[np.generic], nbytes: int, backend: Ba
     Parameters
     ----------
     x
-        Contiguous, at most a granule long, without conj and neg, on a device of `backend`.
+        Contiguous, without conj and neg, on a device of `backend`.
     dtype
         The NumPy dtype of the same bytes.
     nbytes
@@ -53,13 +56,17 @@ def fetch(x: torch.Tensor, dtype: np.dtype[np.generic], nbytes: int, backend: Ba
     backend
         Of the tensor's device.
     own
-        Whether the result gets ordinary memory of its own, or stays in the pinned granule.
+        Whether the result gets ordinary memory of its own, or stays in the pinned memory where it landed.
     """
+    if _unfinished:
+        _unfinished[:] = [copy for copy in _unfinished if copy[0] is None or not copy[0].query()]
     buffer, offset = _reserve(nbytes, backend)
-    event = backend.copy_small(x, buffer.tensor, offset, nbytes)
+    event = None
     try:
+        event = backend.copy_direct(x, buffer.tensor, offset, nbytes)
         if not event.query():
-            _wait(event)
+            with backend.relaxed_capture():
+                _wait(event)
     except BaseException:
         _unfinished.append((event, buffer, x))
         raise
@@ -68,8 +75,8 @@ def fetch(x: torch.Tensor, dtype: np.dtype[np.generic], nbytes: int, backend: Ba
 
 
 def _reserve(nbytes: int, backend: Backend) -> tuple[HostBuffer, int]:
-    if _unfinished:
-        _unfinished[:] = [copy for copy in _unfinished if not copy[0].query()]
+    if nbytes > _SHARED_NBYTES:
+        return pinned(nbytes, backend), 0
     with _lock:
         granule = _granules.get(backend.device_type)
         if granule is None or granule.used + nbytes > _GRANULE_NBYTES:

@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
-from hostward._memory._host import Bytes, HostBuffer, available, ordinary, pinned
+from hostward._memory._host import Bytes, HostBuffer, available, ordinary, pinned, total
 from hostward._memory._ring import Chunk, Ring, chunk_nbytes, ring_for
 
-__all__ = ["Bytes", "Chunk", "HostBuffer", "Ring", "available", "chunk_nbytes", "ordinary", "pinned", "ring_for"]
+__all__ = [
+    "Bytes",
+    "Chunk",
+    "HostBuffer",
+    "Ring",
+    "available",
+    "chunk_nbytes",
+    "ordinary",
+    "pinned",
+    "ring_for",
+    "total",
+]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -46,6 +47,15 @@ def pinned(nbytes: int, backend: Backend) -> HostBuffer:
         backend.forget_error()
         return ordinary(nbytes)
     return HostBuffer(tensor.numpy(), tensor, pinned=tensor.is_pinned())
+
+
+@cache
+def total() -> int:
+    """Return the machine's memory in bytes, as it was at first sight; 0 where nobody knows."""
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):
+        return 0
 
 
 def available() -> int | None:

@@ -11,7 +11,7 @@ from hostward._types import Options, Source
 class Route(Enum):
     """How one move crosses the link."""
 
-    DIRECT = "direct"  # on the caller's stream; tiny leaves, where a second stream costs more than the copy
+    DIRECT = "direct"  # on the caller's stream, as it lies: one tiny leaf, or one pinned result
     WHOLE = "whole"  # at most one device temporary for all of it, made on the producer's stream
     PIECES = "pieces"  # packed piece by piece on the copy stream, through one bounded temporary
     BLOCKING = "blocking"  # torch's own blocking copy: the device's asynchronous copies are not proven

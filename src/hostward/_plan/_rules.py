@@ -13,11 +13,11 @@ from itertools import pairwise
 
 from hostward import _dtypes, _layout
 from hostward._plan._records import Deliver, Move, Plan, Route, View, Way
-from hostward._types import Capabilities, CopyMode, Options, Order, Source
+from hostward._types import Capabilities, CopyMode, Memory, Options, Order, Source
 from hostward.errors import CopyNeededError, DtypeError
 
-# Largest leaf that takes the caller's own stream. Up to here a pageable copy of torch's costs no more than an event
-# on a second stream (16 us and 4.6 GB/s at 64 KiB, benchmarks/results).
+# Largest leaf that takes the caller's own stream into ordinary memory: its copy out of the pinned granule costs less
+# than the events of a second stream.
 DIRECT_NBYTES = 64 << 10
 
 CapabilityTable = tuple[tuple[str, Capabilities], ...]  # by device type; hashable, it is part of the cache's key
@@ -88,7 +88,7 @@ def _routes(
     if not capable.async_copies:
         return (Route.BLOCKING,)
     plain = direct_ok and not move.passes and move.dtype == _target(sources[move.leaf], options).name
-    if plain and move.nbytes <= DIRECT_NBYTES:
+    if plain and (move.nbytes <= DIRECT_NBYTES or options.memory is Memory.PINNED):
         return (Route.DIRECT,)
     return (Route.WHOLE, Route.PIECES) if move.passes else (Route.WHOLE,)
 

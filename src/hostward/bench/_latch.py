@@ -68,8 +68,7 @@ class TimedFlag:
             raise OSError(ctypes.get_errno(), "timerfd_create")
         self._flag.value = 0
 
-    @property
-    def up(self) -> bool:
+    def is_up(self) -> bool:
         """Whether the flag has been raised."""
         return bool(self._flag.value)
 
@@ -91,7 +90,7 @@ class TimedFlag:
     def stop(self) -> bool:
         """Stop the timer; return True while the flag is still down."""
         self._set(0.0)
-        return not self.up
+        return not self.is_up()
 
     def raise_now(self) -> None:
         """Raise the flag, whatever the timer is doing."""
@@ -107,7 +106,7 @@ class TimedFlag:
 
     def _finish(self) -> None:
         if self._reader is not None:
-            self._set(1e-9)
+            self._set(1e-9)  # where the timer has fired, this tick is dropped by the next `_set`
             self._reader.join()
             self._reader = None
 

@@ -54,8 +54,8 @@ def ways(maps: Maps) -> dict[str, Callable[[], Arrays]]:
     tree = maps.tree()
     return {
         HOSTWARD: lambda: hw.to_numpy(tree, dtype="float16"),
-        ".detach().cpu().numpy(), then NumPy": lambda: {name: _on_host(x) for name, x in tree.items()},
-        "cast and transpose by hand, then .cpu().numpy()": lambda: {name: _by_hand(x) for name, x in tree.items()},
+        ".detach().cpu().numpy()": lambda: {name: _on_host(x) for name, x in tree.items()},
+        "by hand, .cpu().numpy()": lambda: {name: _by_hand(x) for name, x in tree.items()},
     }
 
 
