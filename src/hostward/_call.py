@@ -57,15 +57,20 @@ def _capabilities(found: Described) -> Any:
 
 
 def _capacity(plan: Plan) -> Capacity:
-    free = []
+    free, limit = [], Capacity().temporary_limit
     for device in dict.fromkeys(move.device for move in plan.moves):
         if asks_device(plan, device):
             where = torch.device(device)
-            room = backend_for(where.type).memory_free(where.index or 0)
+            room = backend_for(where.type).memory_free(where.index or 0, limit)
             if room is not None:
                 free.append((device, room))
     needed = plan.result_nbytes + plan.scratch_nbytes
-    return Capacity(device_free=tuple(free), host_free=available() if needed * _HOST_CHECK_SHARE > total() else None)
+    return Capacity(device_free=tuple(free), host_free=available() if asks_host(needed) else None)
+
+
+def asks_host(nbytes: int) -> bool:
+    """Say whether a result of `nbytes` is worth asking how much memory the host has left."""
+    return nbytes * _HOST_CHECK_SHARE > total()
 
 
 def _refuse_capture(admitted: AdmittedPlan) -> None:
@@ -117,7 +122,7 @@ def _direct(admitted: AdmittedPlan, leaf: torch.Tensor) -> Array:
     backend = backend_for(leaf.device.type)
     dtype = _dtypes.numpy_dtype(_dtypes.lookup(deliver.dtype))
     own = plan.options.memory is not Memory.PINNED
-    array = _engine.fetch(_engine.taken(leaf, move), dtype, move.nbytes, backend, own=own)
+    array = _engine.fetch(_engine.packed(leaf, move), dtype, move.nbytes, backend, own=own)
     return array.transpose(deliver.axes) if deliver.axes else array
 
 

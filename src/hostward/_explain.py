@@ -153,7 +153,8 @@ def _passes(move: Move, route: Route, piece: int) -> str:
 def _landing(admitted: AdmittedPlan, deliver: Deliver, move: Move, route: Route) -> str:
     options = admitted.plan.options
     if route is Route.DIRECT:
-        return "on the caller's stream, by torch's own copy"
+        there = "" if options.memory is Memory.PINNED else ", and copied from there into ordinary memory"
+        return "on the caller's stream, written by the device into pinned memory" + there
     if route is Route.BLOCKING:
         return "by torch's blocking copy"
     if options.memory is Memory.PINNED and not options.out and _same_dtype(move, deliver):

@@ -70,7 +70,9 @@ def _numpy(name: str) -> np.dtype[Any]:
 
 def _check_overlap(flat: _tree.Flat, found: Described, targets: Sequence[Array]) -> None:
     for number, target in enumerate(targets):
-        if _layout.self_overlaps(target.shape, tuple(abs(s) for s in target.strides)):
+        # In bytes, with the element's own as one more dim: elements may overlap by a part.
+        strides = (*(abs(s) for s in target.strides), 1)
+        if _layout.self_overlaps((*target.shape, target.itemsize), strides):
             raise OutputError(
                 "out= overlaps itself",
                 path=flat.path(found.first[number]),

@@ -1,4 +1,4 @@
-"""The shortcut for the commonest call, one small tensor with default options.
+"""The shortcut for the commonest calls: one tensor that goes the direct way as it lies, with default options.
 
 No other algorithm: it remembers for which tensors the plan is the direct route, and skips deciding that again. A
 property test holds it equal to the long way. All that the plan of a single leaf depends on is in the key; where the
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hostward import _dtypes, _engine
-from hostward._call import Call, capture_error
+from hostward._call import Call, asks_host, capture_error
 from hostward._devices import Backend, backend_for
 from hostward._plan import Route
 from hostward._sinks import Array
@@ -50,8 +50,10 @@ def shortcut(x: Any, memory: object) -> Array | None:
 def remember(x: Any, memory: object, call: Call) -> None:
     """Note that a tensor took the direct way with default options, if that is all there was to it."""
     plan = call.admitted.plan
-    if call.admitted.routes != (Route.DIRECT,) or plan.delivers[0].axes:
+    if call.admitted.routes != (Route.DIRECT,) or plan.delivers[0].axes or plan.moves[0].passes:
         return
+    if asks_host(plan.moves[0].nbytes):
+        return  # whether it fits has to be asked each time
     if len(_known) >= _REMEMBERED:
         _known.clear()
     key = (x.dtype, x.shape, x.stride(), x.device, x.is_conj(), x.is_neg(), memory)

@@ -137,7 +137,8 @@ def _speed_notes(result: Result) -> list[str]:
         ]
     nbytes = sum(piece.nbytes for piece in result.pieces)
     return [
-        f"{same} in all {len(result.timings)} ways. GB/s: {_mega(nbytes)} MB of arrays over the median.",
+        f"{same} in all {len(result.timings)} ways.",
+        f"GB/s: {_mega(nbytes)} MB of arrays over the median; x hostward: so many times as long.",
         "The second way casts and transposes in NumPy afterwards, the third on the device before, as hostward does.",
         "After a call to warm up, on an idle device, results dropped between calls. The photographs stand "
         f"{result.copies} times on the device.",

@@ -68,8 +68,11 @@ class Backend:
         """Say whether the calling thread's current stream of the device is recording a graph."""
         return False
 
-    def memory_free(self, index: int) -> int | None:
-        """Return the device bytes that can be had without a failed allocation, or ``None`` where nobody knows."""
+    def memory_free(self, index: int, enough: int) -> int | None:
+        """Return the device bytes that can be had without a failed allocation, or ``None`` where nobody knows.
+
+        Any number from `enough` on means the same to the caller, so it may be the first one that is easily found.
+        """
         return None
 
     def pinned(self, nbytes: int) -> torch.Tensor:
@@ -138,7 +141,7 @@ class TorchBackend(Backend):
         assert stream is not None and isinstance(event, torch.Event)
         stream.wait_event(event)
 
-    def memory_free(self, index: int) -> int | None:
+    def memory_free(self, index: int, enough: int) -> int | None:
         module = getattr(torch, self.device_type, None)
         if module is None or not hasattr(module, "mem_get_info"):
             return None

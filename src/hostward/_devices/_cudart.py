@@ -6,8 +6,7 @@ Source: CUDA Runtime API, "Stream Management", "Event Management", "Memory Manag
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from ctypes import POINTER, c_char_p, c_int, c_size_t, c_uint, c_void_p
 from functools import cache
 from typing import Any
@@ -62,15 +61,9 @@ class Runtime:
         handle = c_void_p()
         return None if self._new_stream(ctypes.byref(handle), _STREAM_NON_BLOCKING) else handle.value
 
-    @contextmanager
-    def relaxed_capture(self) -> Iterator[None]:
-        """Put the calling thread into relaxed capture mode."""
-        mode = c_int(_CAPTURE_RELAXED)
-        self._exchange(ctypes.byref(mode))  # swaps: `mode` now holds the thread's own
-        try:
-            yield
-        finally:
-            self._exchange(ctypes.byref(mode))
+    def relaxed_capture(self) -> RelaxedCapture:
+        """Put the calling thread into relaxed capture mode for a while."""
+        return RelaxedCapture(self._exchange)
 
     def copy_to_host(self, address: int, x: torch.Tensor, nbytes: int, stream: int, device: int) -> RawEvent:
         """Queue a copy on a stream of the current device, and an event behind it."""
@@ -87,6 +80,21 @@ class Runtime:
         if result:
             self.check(result)
         return event
+
+
+class RelaxedCapture:
+    """A context in which the calling thread's calls cannot invalidate another thread's capture."""
+
+    __slots__ = ("_exchange", "_mode")
+
+    def __init__(self, exchange: Call) -> None:
+        self._exchange, self._mode = exchange, ctypes.byref(c_int(_CAPTURE_RELAXED))
+
+    def __enter__(self) -> None:
+        self._exchange(self._mode)  # swaps: `_mode` now holds the thread's own
+
+    def __exit__(self, *_: object) -> None:
+        self._exchange(self._mode)
 
 
 class RawEvent:

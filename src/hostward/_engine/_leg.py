@@ -134,14 +134,9 @@ class Reader:
         """
         move = self._admitted.plan.moves[number]
         leaf = self._tensors[move.leaf]
-        view = taken(leaf, move)
-        keep: list[object] = [leaf, view]
-        if move.passes and self._admitted.routes[number] is not Route.PIECES:
-            whole = torch.empty(move.shape, dtype=_dtype(move), device=leaf.device)
-            view = whole.copy_(view)
-            keep.append(whole)
-        self._views[number] = view
-        return keep
+        in_pieces = self._admitted.routes[number] is Route.PIECES
+        self._views[number] = view = taken(leaf, move) if in_pieces else packed(leaf, move)
+        return [leaf, view]
 
     def __call__(self, piece: Piece) -> torch.Tensor:
         """Return the piece's bytes. A packed piece is written to the one temporary, which stream order protects."""
@@ -166,6 +161,14 @@ class Reader:
 def _dtype(move: Move) -> torch.dtype:
     dtype: torch.dtype = getattr(torch, move.dtype)
     return dtype
+
+
+def packed(leaf: torch.Tensor, move: Move) -> torch.Tensor:
+    """Return what a move carries, contiguous: through a temporary on the stream that is current, if it needs a pass."""
+    view = taken(leaf, move)
+    if not move.passes:
+        return view
+    return torch.empty(move.shape, dtype=_dtype(move), device=leaf.device).copy_(view)
 
 
 def taken(leaf: torch.Tensor, move: Move) -> torch.Tensor:

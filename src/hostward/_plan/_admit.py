@@ -38,13 +38,13 @@ def admit(plan: Plan, capacity: Capacity) -> AdmittedPlan:
     for number, (move, allowed) in enumerate(zip(plan.moves, plan.routes, strict=True)):
         room = left.get(move.device, capacity.temporary_limit)
         route, piece = allowed[0], 0
-        if route is Route.WHOLE and move.temporary > room:
+        if move.temporary > room and Route.PIECES in allowed:
             route, piece = Route.PIECES, _piece(move, min(room, PIECE_NBYTES), free.get(move.device))
             fallbacks.append(
                 f"move {number}: packed in pieces of {piece:,} bytes, because a temporary of {move.temporary:,} bytes "
                 f"passes the {room:,} bytes left for temporaries on {move.device}"
             )
-        elif route is Route.WHOLE and move.passes:
+        elif Route.PIECES in allowed:
             left[move.device] = room - move.temporary
         if route is Route.BLOCKING:
             blocks.append(f"asynchronous copies are not proven on {move.device}")

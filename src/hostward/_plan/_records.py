@@ -11,8 +11,8 @@ from hostward._types import Options, Source
 class Route(Enum):
     """How one move crosses the link."""
 
-    DIRECT = "direct"  # on the caller's stream, as it lies: one tiny leaf, or one pinned result
-    WHOLE = "whole"  # at most one device temporary for all of it, made on the producer's stream
+    DIRECT = "direct"  # on the caller's stream: a call with one leaf that is tiny, or whose result is pinned
+    WHOLE = "whole"  # on the copy stream; at most one device temporary for all of it, made on the producer's stream
     PIECES = "pieces"  # packed piece by piece on the copy stream, through one bounded temporary
     BLOCKING = "blocking"  # torch's own blocking copy: the device's asynchronous copies are not proven
 

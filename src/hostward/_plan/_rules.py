@@ -53,7 +53,7 @@ def make_plan(sources: tuple[Source, ...], options: Options, capabilities: Capab
         if delivers[leaf] is None:
             delivers[leaf] = _one_leaf(leaf, source, options, able, moves)
     done = tuple(deliver for deliver in delivers if deliver is not None)
-    direct_ok = len(sources) == 1 and not options.out and done[0].way is Way.FLAT
+    direct_ok = len(sources) == 1 and not options.out and done[0].way is Way.FLAT and moves[0].span is None
     routes = tuple(_routes(move, options, able[_device_type(move.device)], direct_ok, sources) for move in moves)
     return Plan(sources, options, tuple(moves), done, routes)
 
@@ -87,10 +87,12 @@ def _routes(
 ) -> tuple[Route, ...]:
     if not capable.async_copies:
         return (Route.BLOCKING,)
-    plain = direct_ok and not move.passes and move.dtype == _target(sources[move.leaf], options).name
-    if plain and (move.nbytes <= DIRECT_NBYTES or options.memory is Memory.PINNED):
-        return (Route.DIRECT,)
-    return (Route.WHOLE, Route.PIECES) if move.passes else (Route.WHOLE,)
+    as_delivered = direct_ok and move.dtype == _target(sources[move.leaf], options).name
+    if as_delivered and (move.nbytes <= DIRECT_NBYTES or options.memory is Memory.PINNED):
+        first = Route.DIRECT
+    else:
+        first = Route.WHOLE
+    return (first, Route.PIECES) if move.passes else (first,)
 
 
 # --- one leaf by itself ---------------------------------------------------------------------------------------------

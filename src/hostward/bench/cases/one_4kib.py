@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     import torch
 
 WAYS = (
-    Way("to_numpy(x)", "hostward.to_numpy(x)", Role.PRIMARY),
+    Way('to_numpy(x, memory="pinned")', 'hostward.to_numpy(x, memory="pinned")', Role.PRIMARY),
+    Way("to_numpy(x)", "hostward.to_numpy(x)", Role.AUTO),
     Way(".cpu().numpy()", "x.cpu().numpy()"),
 )
 
