@@ -95,22 +95,20 @@ def run_call(call: Call) -> list[Array]:
     plan = admitted.plan
     if admitted.routes == (Route.DIRECT,):
         return [_direct(admitted, found.objects[0])]
-    flight = None
-    sink = ArraySink(admitted, targets)
-    if plan.moves:
-        flight = _engine.run(admitted, found.objects, sink)
     arrays: list[Array | None] = [None] * len(plan.delivers)
+    sink = ArraySink(admitted, targets)
+    flight = _engine.run(admitted, found.objects, sink) if plan.moves else None
     try:
         for deliver in plan.delivers:  # host leaves, while the others travel
             if deliver.move is None:
                 target = targets[deliver.leaf] if targets is not None else None
                 arrays[deliver.leaf] = deliver_host(deliver, found.objects[deliver.leaf], target)
+        if flight is not None:
+            flight.wait()
     except BaseException as error:
         if flight is not None:
             flight.abandon(error)
         raise
-    if flight is not None:
-        flight.wait()
     for leaf, array in sink.results.items():
         arrays[leaf] = array if targets is None else targets[leaf]
     return [array for array in arrays if array is not None]

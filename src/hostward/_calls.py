@@ -141,8 +141,9 @@ def to_python(tree: Any) -> Any:
 
 
 def _numbers(array: Any) -> Any:
-    if array.dtype.isbuiltin != 1 and array.dtype.name in _dtypes.TABLE:
-        array = array.astype("float64")  # ml_dtypes: tolist() would give its own scalars
+    if array.dtype.isbuiltin != 1 and array.dtype.name in _dtypes.TABLE:  # ml_dtypes: tolist() gives its own scalars
+        is_float = _dtypes.TABLE[array.dtype.name].kind is _dtypes.Kind.FLOAT
+        array = array.astype("float64" if is_float else "int64")
     return array.tolist()
 
 
@@ -183,11 +184,11 @@ def explain(tree: Any, *, call: str = "to_numpy", **options: Any) -> Explanation
     """
     if call not in _EXPLAINABLE:
         raise OptionError("unknown call to explain", got=repr(call), needed=f"one of {', '.join(_EXPLAINABLE)}")
-    out = options.pop("out", None) if call == "to_numpy" else None
     fixed = {"dtype": {"complex32": "complex64"}, "copy": None} if call == "to_python" else {}
-    known = {"dtype", "order", "copy", "memory"} if call == "to_numpy" else set()
+    known = {"copy", "dtype", "memory", "order", "out"} if call == "to_numpy" else set()
     unknown = sorted(set(options) - known)
     if unknown:
         raise OptionError(f"{call}() has no option {unknown[0]}=", needed=", ".join(sorted(known)) or "none")
+    out = options.pop("out", None)
     decided = prepare(tree, options_of(**fixed, **options), out)
     return explanation(call, decided)

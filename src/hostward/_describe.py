@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from hostward import _dtypes
-from hostward._refuse import tensor_refusal
+from hostward import _dtypes, _layout
+from hostward._refuse import FREED, NO_MEMORY, mode_refusal, refused, tensor_refusal
 from hostward._torch import torch
 from hostward._tree import Flat
 from hostward._types import Source
@@ -17,6 +18,8 @@ from hostward.errors import HostwardError, LeafError
 # Types that are plain values wherever they occur; asked first, because trees are full of them.
 _PLAIN = frozenset([type(None), bool, int, float, complex, str, bytes, torch.Size, torch.dtype, torch.device])
 _TENSORS = frozenset([torch.Tensor, torch.nn.Parameter])
+# Named dimensions, which no view knows; torch has given them up.
+_has_names: Callable[[torch.Tensor], bool] = getattr(torch.Tensor, "has_names", lambda x: False)
 _device_names: dict[torch.device, str] = {}
 _dtype_names: dict[torch.dtype, str] = {}
 
@@ -53,9 +56,10 @@ def describe(flat: Flat, targets: list[Any] | None = None) -> Described:
     found = Described()
     seen: dict[object, int] = {}
     storages: dict[tuple[str, int], int] = {}
+    imported: dict[int, torch.Tensor] = {}  # other frameworks' arrays by identity: each export is another tensor
     for position, leaf in enumerate(flat.leaves):
         try:
-            known = _source(leaf, storages)
+            known = _source(leaf, storages, imported)
         except HostwardError as error:
             raise error.located(path=flat.path(position)) from error.__cause__
         if known is None:
@@ -72,10 +76,15 @@ def describe(flat: Flat, targets: list[Any] | None = None) -> Described:
             found.objects.append(movable)
             found.first.append(position)
         found.which.append(number)
+    if storages and (refusal := mode_refusal()) is not None:
+        tensor = next(i for i, source in enumerate(found.sources) if source.device != "numpy")
+        raise refusal.located(path=flat.path(found.first[tensor]))
     return found
 
 
-def _source(leaf: Any, storages: dict[tuple[str, int], int]) -> tuple[Source, Any] | None:
+def _source(
+    leaf: Any, storages: dict[tuple[str, int], int], imported: dict[int, torch.Tensor]
+) -> tuple[Source, Any] | None:
     kind = type(leaf)
     if kind in _PLAIN:
         return None
@@ -86,7 +95,9 @@ def _source(leaf: Any, storages: dict[tuple[str, int], int]) -> tuple[Source, An
     if isinstance(leaf, (np.generic, type)):
         return None
     if hasattr(kind, "__dlpack__") or hasattr(kind, "__cuda_array_interface__"):
-        return _tensor(_imported(leaf), storages)
+        if id(leaf) not in imported:
+            imported[id(leaf)] = _imported(leaf)
+        return _tensor(imported[id(leaf)], storages)
     return None
 
 
@@ -96,8 +107,12 @@ def _tensor(x: torch.Tensor, storages: dict[tuple[str, int], int]) -> tuple[Sour
         raise refusal
     if type(x) not in _TENSORS:
         x = x.as_subclass(torch.Tensor)
+    if _has_names(x):
+        x = getattr(x, "rename")(None)  # noqa: B009  (gone with the names)
     device = device_name(x.device)
-    storage = storages.setdefault((device, x.untyped_storage()._cdata), len(storages))
+    memory = x.untyped_storage()
+    _check_memory(x, memory)
+    storage = storages.setdefault((device, memory._cdata), len(storages))
     source = Source(
         device,
         dtype_name(x.dtype),
@@ -112,6 +127,17 @@ def _tensor(x: torch.Tensor, storages: dict[tuple[str, int], int]) -> tuple[Sour
     return source, x
 
 
+def _check_memory(x: torch.Tensor, memory: torch.UntypedStorage) -> None:
+    try:
+        nbytes = memory.nbytes()
+    except RuntimeError:
+        raise refused(*NO_MEMORY) from None
+    if nbytes < x.nbytes:  # most tensors are no larger than their storage; of the others some repeat elements
+        shape, strides = tuple(x.shape), x.stride()
+        if nbytes < _layout.byte_range(int(x.storage_offset()), shape, strides, x.element_size())[1] and 0 not in shape:
+            raise refused(*FREED)
+
+
 def _array(a: np.ndarray[Any, Any]) -> tuple[Source, np.ndarray[Any, Any]]:
     if isinstance(a, np.ma.MaskedArray):
         raise LeafError(
@@ -124,6 +150,8 @@ def _array(a: np.ndarray[Any, Any]) -> tuple[Source, np.ndarray[Any, Any]]:
     name = a.dtype.name
     if name not in _dtypes.TABLE or not a.dtype.isnative:
         name = str(a.dtype)
+    elif _dtypes.TABLE[name].refusal is not None:
+        name = f"ml_dtypes.{name}"  # int4 and its like: torch has no more than the name, NumPy has the values
     # Strides that are no whole number of elements (a field of a structured array) are neither dense nor broadcast.
     size = max(1, a.itemsize)
     strides = tuple(s // size if s % size == 0 else -1 for s in a.strides)

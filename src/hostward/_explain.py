@@ -164,4 +164,4 @@ def _landing(admitted: AdmittedPlan, deliver: Deliver, move: Move, route: Route)
 
 
 def _same_dtype(move: Move, deliver: Deliver) -> bool:
-    return move.lands_in is None or move.span is not None or move.dtype == deliver.dtype
+    return move.lands_in is not None and (move.span is not None or move.dtype == deliver.dtype)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 from typing import Any
 
@@ -42,7 +43,7 @@ def check(flat: _tree.Flat, found: Described, plan: Plan, targets: Sequence[Any]
         if not isinstance(target, np.ndarray):
             do = "pass t.numpy() for a CPU tensor t" if hasattr(target, "numpy") else "pass an ndarray or a memmap"
             raise OutputError("out= is no array", path=path, got=_kind(target), needed="an ndarray", do=do)
-        dtype = np.dtype(deliver.dtype) if deliver.dtype not in _dtypes.TABLE else _numpy(deliver.dtype)
+        dtype = _numpy(deliver.dtype) if deliver.dtype in _dtypes.TABLE else found.objects[deliver.leaf].dtype
         if target.shape != deliver.shape:
             raise OutputError("out= has another shape", path=path, got=str(target.shape), needed=str(deliver.shape))
         if target.dtype != dtype:
@@ -81,14 +82,13 @@ def _check_overlap(flat: _tree.Flat, found: Described, targets: Sequence[Array])
             )
     # Leaves in host memory are read while targets are written. Device memory has nothing in common with an array.
     leaves = [number for number, source in enumerate(found.sources) if source.device in ("cpu", "numpy")]
-    ranges = [_addresses(target) for target in targets] + [_addresses(found.objects[number]) for number in leaves]
+    arrays = [*targets, *(_as_array(found.objects[number]) for number in leaves)]
+    ranges = [np.lib.array_utils.byte_bounds(array) if array.size else (0, 0) for array in arrays]
     for group in _layout.union_groups(ranges):
         for a in (member for member in group.members if member < len(targets)):
             for b in (member for member in group.members if member > a):
-                is_target = b < len(targets)
-                if is_target and not _share(targets[a], targets[b]):
-                    continue
-                if ranges[a][0] < ranges[b][1] and ranges[b][0] < ranges[a][1]:
+                if _share(arrays[a], arrays[b]):
+                    is_target = b < len(targets)
                     other = b if is_target else leaves[b - len(targets)]
                     raise OutputError(
                         "out= shares memory with " + ("another of its arrays" if is_target else "a leaf"),
@@ -99,12 +99,13 @@ def _check_overlap(flat: _tree.Flat, found: Described, targets: Sequence[Array])
                     )
 
 
-def _addresses(leaf: Any) -> tuple[int, int]:
-    """Return the addresses from a leaf's first byte to behind its last one."""
+def _as_array(leaf: Any) -> Array:
+    """Return the memory of a leaf, to be looked at and not into; whatever NumPy thinks of the leaf's dtype."""
     if isinstance(leaf, np.ndarray):
-        return np.lib.array_utils.byte_bounds(leaf) if leaf.size else (0, 0)
-    extent = _layout.extent(tuple(leaf.shape), tuple(leaf.stride())) * leaf.element_size()
-    return leaf.data_ptr(), leaf.data_ptr() + extent
+        return leaf
+    shape, itemsize = tuple(leaf.shape), leaf.element_size()
+    place = (ctypes.c_char * (_layout.extent(shape, leaf.stride()) * itemsize)).from_address(leaf.data_ptr())
+    return np.ndarray(shape, f"V{itemsize}", place, strides=[stride * itemsize for stride in leaf.stride()])
 
 
 def _share(a: Array, b: Array) -> bool:

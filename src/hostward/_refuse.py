@@ -18,13 +18,33 @@ _SUBCLASSES = {
 }
 
 
+NO_MEMORY = ("a tensor without memory of its own", "it stands for zeros, or for a tensor inside a trace", "x.clone()")
+FREED = (
+    "a tensor whose memory has been taken away",
+    "its storage was resized: sharded parameters are, while nobody needs them whole",
+    "gather it first, or convert it before its storage is resized",
+)
+
+
+def mode_refusal() -> LeafError | None:
+    """Return the error for a call made while torch only pretends to compute, or ``None``."""
+    if torch._C._functorch.maybe_current_level() is not None:
+        why, do = "every operation in here is being transformed, the copy too", "call it outside of the function"
+        return refused("a tensor inside a function that torch.func transforms (vmap, grad, ...)", why, do)
+    if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None:
+        return refused("a tensor inside of FakeTensorMode", "nothing in there has values", "call it outside")
+    return None
+
+
+def refused(got: str, why: str, do: str) -> LeafError:
+    """Return the error for a tensor that cannot move."""
+    return LeafError("this tensor cannot become an array as it is", got=got, why=why, do=do)
+
+
 def tensor_refusal(x: torch.Tensor) -> LeafError | None:
     """Return the error for a tensor that cannot move, or ``None`` for one with plain memory behind it."""
     found = _reason(x)
-    if found is None:
-        return None
-    got, why, do = found
-    return LeafError("this tensor cannot become an array as it is", got=got, why=why, do=do)
+    return None if found is None else refused(*found)
 
 
 def _reason(x: torch.Tensor) -> tuple[str, str, str] | None:
@@ -53,6 +73,6 @@ def _reason(x: torch.Tensor) -> tuple[str, str, str] | None:
         )
     if x.device.type == "meta":
         return "a meta tensor", "it has a shape but no values", "load or compute the values first"
-    if not torch._C._has_storage(x):
-        return "a tensor without memory of its own", "it stands for a tensor inside a trace", "convert it outside"
+    if not torch._C._has_storage(x) or torch._is_functional_tensor(x):
+        return NO_MEMORY
     return None

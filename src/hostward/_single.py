@@ -15,8 +15,10 @@ from hostward import _dtypes, _engine
 from hostward._call import Call, asks_host, capture_error
 from hostward._devices import Backend, backend_for
 from hostward._plan import Route
+from hostward._refuse import mode_refusal
 from hostward._sinks import Array
 from hostward._torch import torch
+from hostward._types import Memory
 
 _REMEMBERED = 1024
 
@@ -40,11 +42,21 @@ def shortcut(x: Any, memory: object) -> Array | None:
     except (KeyError, TypeError, RuntimeError):  # not seen yet; no tensor options; sparse tensors have no strides
         return None
     backend = known.backend
-    if backend_for(backend.device_type) is not backend or not torch._C._has_storage(x):
+    if backend_for(backend.device_type) is not backend or _is_special(x):
         return None
     if backend.is_capturing(known.number):
         raise capture_error(str(known.device))
     return _engine.fetch(x, known.dtype, known.nbytes, backend, own=known.own)
+
+
+def _is_special(x: torch.Tensor) -> bool:
+    """Say whether a tensor that looks like one that is known has no plain memory behind it (see `_refuse`)."""
+    if torch._C._functorch.is_functorch_wrapped_tensor(x) or torch._is_functional_tensor(x):
+        return True
+    try:
+        return x.untyped_storage().nbytes() < x.nbytes or mode_refusal() is not None
+    except RuntimeError:
+        return True
 
 
 def remember(x: Any, memory: object, call: Call) -> None:
@@ -59,5 +71,10 @@ def remember(x: Any, memory: object, call: Call) -> None:
     key = (x.dtype, x.shape, x.stride(), x.device, x.is_conj(), x.is_neg(), memory)
     dtype = _dtypes.numpy_dtype(_dtypes.lookup(plan.delivers[0].dtype))
     _known[key] = _Known(
-        backend_for(x.device.type), x.device, x.device.index or 0, dtype, plan.moves[0].nbytes, memory != "pinned"
+        backend_for(x.device.type),
+        x.device,
+        x.device.index or 0,
+        dtype,
+        plan.moves[0].nbytes,
+        plan.options.memory is not Memory.PINNED,
     )

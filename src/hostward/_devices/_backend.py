@@ -99,7 +99,7 @@ class TorchBackend(Backend):
     def __init__(self, device_type: str) -> None:
         super().__init__(Capabilities(device_type, async_copies=True))
         self._copy_streams: dict[int, torch.Stream] = {}
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def copy_stream(self, index: int) -> torch.Stream:
         stream = self._copy_streams.get(index)
@@ -125,8 +125,8 @@ class TorchBackend(Backend):
         # set_stream also makes the stream's device current: note both, and restore both in this order.
         device = torch.accelerator.current_device_index()
         before = torch.accelerator.current_stream(stream.device.index)
-        torch.accelerator.set_stream(stream)
-        try:
+        try:  # set_stream inside: an interrupt may fall right behind it
+            torch.accelerator.set_stream(stream)
             yield
         finally:
             torch.accelerator.set_stream(before)
@@ -148,7 +148,7 @@ class TorchBackend(Backend):
         return int(module.mem_get_info(index)[0])
 
     def pinned(self, nbytes: int) -> torch.Tensor:
-        return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
+        return torch.empty(nbytes, dtype=torch.uint8, device="cpu", pin_memory=True)
 
 
 class _Done:
@@ -177,7 +177,7 @@ class BlockingBackend(Backend):
         return None
 
     def pinned(self, nbytes: int) -> torch.Tensor:
-        return torch.empty(nbytes, dtype=torch.uint8)
+        return torch.empty(nbytes, dtype=torch.uint8, device="cpu")
 
 
 class HostBackend(Backend):

@@ -9,7 +9,7 @@ from hostward._devices._cuda import CudaBackend
 from hostward._plan._rules import CapabilityTable
 
 _backends: dict[str, Backend] = {}
-_lock = threading.Lock()
+_lock = threading.RLock()
 
 
 def register(backend: Backend) -> None:

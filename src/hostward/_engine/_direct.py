@@ -16,6 +16,7 @@ import time
 import numpy as np
 
 from hostward._devices import Backend, Event
+from hostward._engine._flight import as_raised
 from hostward._engine._naps import pause
 from hostward._memory import HostBuffer, pinned
 from hostward._sinks import Array
@@ -36,10 +37,10 @@ class _Granule:
         self.used = 0
 
 
-_lock = threading.Lock()
+_lock = threading.RLock()
 _granules: dict[str, _Granule] = {}
 # Copies whose waiter was interrupted, and what they touch; kept for ever where no event tells when they end.
-_unfinished: list[tuple[Event | None, object, object]] = []
+_unfinished: dict[object, tuple[Event | None, object, object]] = {}
 
 
 def fetch(x: torch.Tensor, dtype: np.dtype[np.generic], nbytes: int, backend: Backend, *, own: bool) -> Array:
@@ -59,7 +60,7 @@ def fetch(x: torch.Tensor, dtype: np.dtype[np.generic], nbytes: int, backend: Ba
         Whether the result gets ordinary memory of its own, or stays in the pinned memory where it landed.
     """
     if _unfinished:
-        _unfinished[:] = [copy for copy in _unfinished if copy[0] is None or not copy[0].query()]
+        _let_go()
     buffer, offset = _reserve(nbytes, backend)
     event = None
     try:
@@ -67,11 +68,27 @@ def fetch(x: torch.Tensor, dtype: np.dtype[np.generic], nbytes: int, backend: Ba
             event = backend.copy_direct(x, buffer.tensor, offset, nbytes)
             if not (event.query() or event.query() or event.query()):  # tiny copies land before a clock is read
                 _wait(event)
-    except BaseException:
-        _unfinished.append((event, buffer, x))
+    except BaseException as error:
+        _unfinished[object()] = event, buffer, x
+        if isinstance(error, RuntimeError):
+            raise as_raised(error) from error
         raise
     array: Array = np.ndarray(x.shape, dtype, buffer.array, offset)
     return array.copy() if own else array
+
+
+def _let_go() -> None:
+    """Let go of what interrupted copies touched, where they have ended; a dead device never says so."""
+    for key, (event, _, _) in list(_unfinished.items()):
+        if event is not None and _has_fired(event):
+            _unfinished.pop(key, None)  # another thread may have been faster
+
+
+def _has_fired(event: Event) -> bool:
+    try:
+        return event.query()
+    except RuntimeError:
+        return False
 
 
 def _reserve(nbytes: int, backend: Backend) -> tuple[HostBuffer, int]:

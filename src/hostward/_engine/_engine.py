@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hostward._devices import backend_for
-from hostward._engine._flight import Flight, at_once
+from hostward._engine._flight import Flight, as_raised, at_once
 from hostward._engine._leg import Leg, Reader, pieces_of
 from hostward._engine._pump import pump_for
 from hostward._plan import AdmittedPlan
@@ -34,12 +34,22 @@ def run(admitted: AdmittedPlan, tensors: Sequence[torch.Tensor], sink: Sink) -> 
     Flight
         FEEDING or QUEUED. Call `Flight.wait`, or give it to the pump with `adopt`.
 
+    Raises
+    ------
+    TransferError
+        The device refused a pass or an event; no copy has been queued.
+    DeviceMemoryError
+        A temporary that was not worth asking for did not fit.
+
     Notes
     -----
     Never waits for a device whose asynchronous copies are proven. The current device and stream are as before.
     """
     reader = Reader(admitted, tensors)
-    legs = [_leg(admitted, reader, device, sink) for device in admitted.devices]
+    try:
+        legs = [_leg(admitted, reader, device, sink) for device in admitted.devices]
+    except RuntimeError as error:
+        raise as_raised(error) from error
     flight = Flight(legs, sink, adopt)
     try:
         flight.advance(at_once)

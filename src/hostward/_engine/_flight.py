@@ -62,9 +62,10 @@ class Flight:
         self._sink: Sink | None = sink
         self._adopt = adopt
         self.home = (legs[0].device, legs[0].backend) if legs else None
-        self._token = threading.Lock()
-        self._ended = threading.Condition()
-        self._at_work = 0  # host work handed out and not yet done
+        # The drive token: the thread that drives. `setdefault` takes it in one step that no signal can split, so that
+        # `abandon` knows whether this thread still holds it.
+        self._driver: dict[str, int] = {}
+        self._at_work = 0  # host work in other threads, handed out and not yet done
         self._work_lock = threading.Lock()
 
     @property
@@ -82,12 +83,13 @@ class Flight:
         run
             Runs a sink's host work: at once (a waiter), or later in a thread of its own (the pump).
         """
-        if self.ended or not self._token.acquire(blocking=False):
+        me = threading.get_ident()
+        if self.ended or self._driver.setdefault("thread", me) != me:
             return False
         try:
             return not self.ended and self._advance(run)
         finally:
-            self._token.release()
+            self._driver.clear()
 
     def _advance(self, run: Run) -> bool:
         moved = False
@@ -130,20 +132,27 @@ class Flight:
         return leg.feed(sink) or bool(landed)
 
     def _hand_out(self, work: Work, run: Run) -> None:
+        if run is at_once:  # under the drive token, so that nobody asks meanwhile whether work is left
+            self._do(work)
+            return
         with self._work_lock:
             self._at_work += 1
 
-        def reported() -> None:
+        def counted() -> None:
             try:
-                if self.error is None:
-                    work()
-            except Exception as error:
-                self._fail(error)
+                self._do(work)
             finally:
                 with self._work_lock:
                     self._at_work -= 1
 
-        run(reported)
+        run(counted)
+
+    def _do(self, work: Work) -> None:
+        try:
+            if self.error is None:
+                work()
+        except Exception as error:
+            self._fail(error)
 
     def _finish(self) -> None:
         if self._sink is not None:
@@ -163,15 +172,14 @@ class Flight:
         self.state = State.QUEUED
 
     def _end(self) -> None:
-        """Nothing can touch sources or slots any more: let go of them, and wake the waiters."""
-        sink, legs = self._sink, self._legs
-        if self.error is not None and sink is not None:
-            sink.abort(self.error)
+        """Nothing can touch sources or slots any more: let go of them."""
+        if self.error is not None and self._sink is not None:
+            try:
+                self._sink.abort(self.error)
+            except Exception as error:
+                self.error.add_note(f"letting go of the results failed as well: {error!r}")
         self._sink, self._legs = None, []
-        del legs
-        with self._ended:
-            self.state = State.DONE if self.error is None else State.FAILED
-            self._ended.notify_all()
+        self.state = State.DONE if self.error is None else State.FAILED
 
     # --- waiting ------------------------------------------------------------------------------------------------------
 
@@ -196,7 +204,7 @@ class Flight:
             self.abandon(error)
             raise
         if self.error is not None:
-            raise _as_raised(self.error)
+            raise as_raised(self.error)
 
     def _drive(self) -> None:
         since = time.monotonic()
@@ -204,25 +212,22 @@ class Flight:
             if self.advance(at_once):
                 since = time.monotonic()
             else:
-                pause(since, self._sleep)
-
-    def _sleep(self, seconds: float) -> None:
-        with self._ended:
-            if not self.ended:
-                self._ended.wait(seconds)  # another driver may end it meanwhile
+                pause(since, time.sleep)
 
     def abandon(self, error: BaseException) -> None:
         """Stop feeding, drop the results, and let the pump wait for what is queued."""
         if not self.ended:
-            self._fail(error)
+            # Not the error itself: its traceback leads back here, and the cycle would keep the sources for long.
+            self._fail(TransferError("nobody waits for this transfer any more", got=type(error).__name__))
+            if self._driver.get("thread") == threading.get_ident():  # interrupted right behind taking it
+                self._driver.clear()
             self._adopt(self)
 
-    def leak(self) -> None:
-        """Keep everything for ever: the interpreter ends, and the device has not answered."""
+    def leak(self, error: BaseException) -> None:
+        """Keep everything for ever: nobody can see it to its end."""
         _leaked.append((self._legs, self._sink))
-        with self._ended:
-            self.state = State.LEAKED
-            self._ended.notify_all()
+        self._fail(error)
+        self.state = State.LEAKED
 
 
 def at_once(work: Work) -> None:
@@ -230,7 +235,7 @@ def at_once(work: Work) -> None:
     work()
 
 
-def _as_raised(error: BaseException) -> BaseException:
+def as_raised(error: BaseException) -> BaseException:
     """Return the error as the caller sees it; a device's own becomes the cause of a `TransferError`."""
     if not isinstance(error, RuntimeError) or isinstance(error, HostwardError):
         return error
@@ -240,5 +245,6 @@ def _as_raised(error: BaseException) -> BaseException:
         why="nothing was returned: an array whose bytes have not all landed never is",
         do="see the cause above; after a sticky CUDA error only a new process helps",
     )
-    raised.__cause__ = error
+    # Without its traceback, which leads back to the flight: the cycle would keep the sources for long.
+    raised.__cause__ = error.with_traceback(None)
     return raised

@@ -16,6 +16,7 @@ from hostward._devices import Backend, Event
 from hostward._plan import AdmittedPlan, Move, Route
 from hostward._sinks import Piece, Sink, Slot
 from hostward._torch import torch
+from hostward.errors import DeviceMemoryError
 
 
 @dataclass(slots=True)
@@ -125,7 +126,7 @@ class Reader:
         self._admitted = admitted
         self._tensors = tensors
         self._views: dict[int, torch.Tensor] = {}
-        self._temporaries: dict[int, torch.Tensor] = {}
+        self._temporaries: dict[str, torch.Tensor] = {}
 
     def prepare(self, number: int) -> list[object]:
         """Take the move's view; make the temporary of a WHOLE move on the stream that is current.
@@ -143,19 +144,33 @@ class Reader:
         move = self._admitted.plan.moves[piece.move]
         part: torch.Tensor = _layout.select(self._views[piece.move], piece.block)
         if move.passes and self._admitted.routes[piece.move] is Route.PIECES:
-            packed = self._temporary(piece, part.device)[: piece.nbytes]
+            packed = self._temporary(move.device)[: piece.nbytes]
             packed.view(_dtype(move)).view(part.shape).copy_(part)
             return packed
         return part.view(-1).view(torch.uint8)
 
-    def _temporary(self, piece: Piece, device: torch.device) -> torch.Tensor:
-        """Return the move's one temporary; made while the copy stream is current, it belongs to that stream."""
-        temporary = self._temporaries.get(piece.move)
+    def _temporary(self, device: str) -> torch.Tensor:
+        """Return the device's one temporary for all pieces; each is done with it before the next, in stream order.
+
+        Made while the copy stream is current, it belongs to that stream.
+        """
+        temporary = self._temporaries.get(device)
         if temporary is None:
-            nbytes = min(self._admitted.pieces[piece.move], self._admitted.plan.moves[piece.move].nbytes)
-            temporary = torch.empty(nbytes, dtype=torch.uint8, device=device)
-            self._temporaries = {piece.move: temporary}  # the move before is done with its own, in stream order
+            moves = zip(self._admitted.plan.moves, self._admitted.pieces, strict=True)
+            nbytes = max(min(piece, move.nbytes) for move, piece in moves if move.device == device)
+            temporary = self._temporaries[device] = _temporary((nbytes,), torch.uint8, torch.device(device))
         return temporary
+
+
+def _temporary(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    try:
+        return torch.empty(shape, dtype=dtype, device=device)
+    except torch.OutOfMemoryError as error:  # too small to have been looked after, or somebody was faster
+        raise DeviceMemoryError(
+            "no room for a temporary on the device",
+            needed=f"{_layout.numel(shape) * dtype.itemsize:,} bytes on {device}",
+            do="free some device memory, or ask for order='K' and no dtype=, which moves dense leaves as they lie",
+        ) from error
 
 
 def _dtype(move: Move) -> torch.dtype:
@@ -168,7 +183,7 @@ def packed(leaf: torch.Tensor, move: Move) -> torch.Tensor:
     view = taken(leaf, move)
     if not move.passes:
         return view
-    return torch.empty(move.shape, dtype=_dtype(move), device=leaf.device).copy_(view)
+    return _temporary(move.shape, _dtype(move), leaf.device).copy_(view)
 
 
 def taken(leaf: torch.Tensor, move: Move) -> torch.Tensor:

@@ -10,13 +10,14 @@ from __future__ import annotations
 import atexit
 import queue
 import threading
+import time
 import warnings
 from contextlib import AbstractContextManager
 
 from hostward._devices import Backend
 from hostward._engine._flight import Flight
 from hostward._sinks import Work
-from hostward.errors import HostwardResourceWarning
+from hostward.errors import HostwardResourceWarning, TransferError
 
 _EXIT_S = 5.0
 _POLL_MIN_S = 50e-6
@@ -52,8 +53,10 @@ class Pump:
     def _run(self) -> None:
         with self._relaxed():
             nap = _POLL_MIN_S
-            while self._flights or not self._closing:
+            while True:
                 nap = _POLL_MIN_S if self._turn() else min(2 * nap, _POLL_MAX_S)
+                if self._closing and not self._flights:
+                    return
                 self._receive(nap if self._flights else None)
 
     def _relaxed(self) -> AbstractContextManager[object]:
@@ -62,7 +65,10 @@ class Pump:
     def _turn(self) -> bool:
         moved = False
         for flight in self._flights:
-            moved = flight.advance(self._work.put) or moved
+            try:
+                moved = flight.advance(self._work.put) or moved
+            except Exception as error:  # a flight that nobody can drive must not end the others' driver
+                flight.leak(error)
         self._flights = [flight for flight in self._flights if not flight.ended]
         return moved
 
@@ -73,7 +79,7 @@ class Pump:
             return
         if flight is None:
             self._closing = True
-        else:
+        elif flight not in self._flights:
             self._flights.append(flight)
 
     def _do_work(self) -> None:
@@ -81,15 +87,16 @@ class Pump:
             work()
             del work  # an idle worker must not hold a result
 
-    def close(self, timeout_s: float = _EXIT_S) -> None:
+    def close(self, timeout_s: float) -> None:
         """End when all flights have; after `timeout_s` leak those that have not."""
+        until = time.monotonic() + timeout_s
         self._inbox.put(None)
         self._pump.join(timeout_s)
         self._work.put(None)
-        self._worker.join(timeout_s)
+        self._worker.join(max(0.0, until - time.monotonic()))
         stuck = [flight for flight in self._flights if not flight.ended]
         for flight in stuck:
-            flight.leak()
+            flight.leak(TransferError("the interpreter ended before the transfer did"))
         if stuck:
             warnings.warn(
                 f"{len(stuck)} transfers had not ended when the interpreter did; their memory was left alone",
@@ -99,7 +106,7 @@ class Pump:
 
 
 _pumps: dict[str, Pump] = {}
-_lock = threading.Lock()
+_lock = threading.RLock()
 
 
 def pump_for(device: str, backend: Backend) -> Pump:
@@ -117,5 +124,6 @@ def _close_all() -> None:
     with _lock:
         pumps = list(_pumps.values())
         _pumps.clear()
+    until = time.monotonic() + _EXIT_S
     for pump in pumps:
-        pump.close()
+        pump.close(max(0.0, until - time.monotonic()))

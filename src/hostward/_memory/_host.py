@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -26,6 +27,11 @@ class HostBuffer:
     pinned: bool
 
 
+def _normal_mode() -> AbstractContextManager[object]:
+    """Leave inference mode: memory that outlives a call must not be of a mode that only this caller is in."""
+    return torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext()
+
+
 def ordinary(nbytes: int) -> HostBuffer:
     """Return `nbytes` of pageable memory, its pages not touched yet."""
     try:
@@ -36,13 +42,15 @@ def ordinary(nbytes: int) -> HostBuffer:
             needed=f"{nbytes:,} bytes",
             do="move fewer leaves at once, narrow them with dtype=, or give a memory-mapped out=",
         ) from error
-    return HostBuffer(array, torch.from_numpy(array), pinned=False)
+    with _normal_mode():
+        return HostBuffer(array, torch.from_numpy(array), pinned=False)
 
 
 def pinned(nbytes: int, backend: Backend) -> HostBuffer:
     """Return page-locked memory, or ordinary memory where the system gives none (`HostBuffer.pinned` tells)."""
     try:
-        tensor = backend.pinned(nbytes)
+        with _normal_mode():
+            tensor = backend.pinned(nbytes)
     except RuntimeError:  # out of lockable memory, a container's limit, no driver: slower, never wrong
         backend.forget_error()
         return ordinary(nbytes)

@@ -1,8 +1,8 @@
 """A few pinned chunks per device, through which anything reaches ordinary memory at nearly the link's rate.
 
-Guarantees: at most `SMALL` and `LARGE` chunks exist per device; a chunk is in one flight's hands at a time; a chunk
-that an interrupted call lost is garbage collected, and the ring makes another. `take` never blocks. Any thread may
-call.
+Guarantees: at most `SMALL` and `LARGE` chunks exist per device; a chunk is in one flight's hands at a time; those of a
+flight that failed come back (`reclaim`), and one that nobody can give back any more is garbage collected, so that the
+ring makes another. `take` never blocks. Any thread may call, and a signal handler or finaliser of the same thread too.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ class Chunk:
     """One piece of pinned memory, filled from its start; `users` count what still has to be read out of it."""
 
     nbytes: int
+    owner: object  # whose `take` it was, for `reclaim`
     tensor: torch.Tensor = field(init=False)
     used: int = 0
     users: int = 0
@@ -38,28 +39,34 @@ class Ring:
     """The chunks of one device."""
 
     backend: Backend
-    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _lock: threading.RLock = field(default_factory=threading.RLock)  # re-entrant: see above
     _free: dict[int, list[Chunk]] = field(default_factory=dict)
     _alive: dict[int, weakref.WeakSet[Chunk]] = field(default_factory=dict)
 
-    def take(self, nbytes: int) -> Chunk | None:
+    def take(self, nbytes: int, owner: object = None) -> Chunk | None:
         """Return an empty chunk of `nbytes`, one of `chunk_nbytes`, or ``None`` while all are in use.
 
-        It has one user: whoever fills it. Each piece in it adds one (`use`).
+        It has one user: whoever fills it. Each piece in it adds one (`use`). `reclaim` knows the `owner`, any object.
         """
         count = dict((SMALL, LARGE))[nbytes]
         with self._lock:
             free = self._free.setdefault(nbytes, [])
             if free:
                 chunk = free.pop()  # the one used last: its pages are warm
-                chunk.used, chunk.users = 0, 1
+                chunk.owner, chunk.used, chunk.users = owner, 0, 1
                 return chunk
             alive = self._alive.setdefault(nbytes, weakref.WeakSet())
-            if len(alive) >= count:
-                return None
-            chunk = Chunk(nbytes, users=1)
+            chunk = Chunk(nbytes, owner, users=1)
             alive.add(chunk)  # counted before its memory is made, so that two threads cannot pass the limit
-        chunk.tensor = pinned(nbytes, self.backend).tensor
+            if len(alive) > count:
+                alive.discard(chunk)
+                return None
+        try:
+            chunk.tensor = pinned(nbytes, self.backend).tensor
+        except BaseException:
+            with self._lock:
+                alive.discard(chunk)  # at once: the error's traceback may keep the chunk for long
+            raise
         return chunk
 
     def use(self, chunk: Chunk, nbytes: int) -> torch.Tensor | None:
@@ -76,7 +83,22 @@ class Ring:
         with self._lock:
             chunk.users -= 1
             if chunk.users == 0:
-                self._free[chunk.nbytes].append(chunk)
+                self._put_back(chunk)
+
+    def reclaim(self, owner: object) -> None:
+        """Take back all chunks of an owner that gave up; no copy may be under way in them, and no user left.
+
+        Not left to the garbage collector: the traceback of the error would keep them for as long as its owner likes.
+        """
+        with self._lock:
+            for alive in self._alive.values():
+                for chunk in list(alive):
+                    if chunk.owner is owner:  # of a free chunk: ``None``
+                        self._put_back(chunk)
+
+    def _put_back(self, chunk: Chunk) -> None:
+        chunk.owner, chunk.users = None, 0
+        self._free[chunk.nbytes].append(chunk)
 
 
 def chunk_nbytes(nbytes: int) -> int:
@@ -85,7 +107,7 @@ def chunk_nbytes(nbytes: int) -> int:
 
 
 _rings: dict[tuple[str, int], Ring] = {}
-_rings_lock = threading.Lock()
+_rings_lock = threading.RLock()
 
 
 def ring_for(device_type: str, index: int) -> Ring:

@@ -30,31 +30,38 @@ def admit(plan: Plan, capacity: Capacity) -> AdmittedPlan:
     """
     _check_host(plan, capacity)
     free = dict(capacity.device_free)
-    left = {device: min(capacity.temporary_limit, room) for device, room in free.items()}
+    limit = capacity.temporary_limit
+    rooms = {move.device: min(limit, free.get(move.device, limit)) for move in plan.moves}
+    left = {device: _for_whole(plan, device, room) for device, room in rooms.items()}
     routes: list[Route] = []
-    pieces: list[int] = []
+    for move, allowed in zip(plan.moves, plan.routes, strict=True):
+        if move.temporary <= left[move.device]:
+            left[move.device] -= move.temporary
+            routes.append(allowed[0])
+        else:
+            routes.append(allowed[-1])
+    pieces = [0] * len(routes)
     fallbacks: list[str] = []
-    blocks: list[str] = []
-    for number, (move, allowed) in enumerate(zip(plan.moves, plan.routes, strict=True)):
-        room = left.get(move.device, capacity.temporary_limit)
-        route, piece = allowed[0], 0
-        if move.temporary > room and Route.PIECES in allowed:
-            route, piece = Route.PIECES, _piece(move, min(room, PIECE_NBYTES), free.get(move.device))
+    for number, (move, route) in enumerate(zip(plan.moves, routes, strict=True)):
+        if route is Route.PIECES:  # one after the other, so all of a device may have what the others leave
+            pieces[number] = piece = _piece(move, left[move.device], free.get(move.device))
             fallbacks.append(
                 f"move {number}: packed in pieces of {piece:,} bytes, because a temporary of {move.temporary:,} bytes "
-                f"passes the {room:,} bytes left for temporaries on {move.device}"
+                f"passes what is left of {rooms[move.device]:,} bytes for temporaries on {move.device}"
             )
-        elif Route.PIECES in allowed:
-            left[move.device] = room - move.temporary
-        if route is Route.BLOCKING:
-            blocks.append(f"asynchronous copies are not proven on {move.device}")
-        routes.append(route)
-        pieces.append(piece)
-    return AdmittedPlan(plan, tuple(routes), tuple(pieces), tuple(dict.fromkeys(blocks)), tuple(fallbacks))
+    blocking = [move.device for move, route in zip(plan.moves, routes, strict=True) if route is Route.BLOCKING]
+    blocks = [f"asynchronous copies are not proven on {device}" for device in dict.fromkeys(blocking)]
+    return AdmittedPlan(plan, tuple(routes), tuple(pieces), tuple(blocks), tuple(fallbacks))
 
 
-def _piece(move: Move, room: int, free: int | None) -> int:
-    """Return the size of one piece: what is left, but never less than what packing at all needs."""
+def _for_whole(plan: Plan, device: str, room: int) -> int:
+    """Return the bytes for whole temporaries: where not all fit, the smallest piece is kept back for the others."""
+    needed = sum(move.temporary for move in plan.moves if move.device == device)
+    return room if needed <= room else room - SMALLEST_PIECE_NBYTES
+
+
+def _piece(move: Move, left: int, free: int | None) -> int:
+    """Return the size of one piece: what was kept back and what is left, up to what the link needs."""
     if free is not None and free < SMALLEST_PIECE_NBYTES:
         raise DeviceMemoryError(
             "no room for a temporary on the device",
@@ -63,7 +70,7 @@ def _piece(move: Move, room: int, free: int | None) -> int:
             needed=f"{SMALLEST_PIECE_NBYTES:,} bytes to {' and '.join(move.passes)} piece by piece",
             do="free some device memory, or ask for order='K' and no dtype=, which moves dense leaves as they lie",
         )
-    return max(SMALLEST_PIECE_NBYTES, room)
+    return min(PIECE_NBYTES, SMALLEST_PIECE_NBYTES + max(0, left))
 
 
 def _check_host(plan: Plan, capacity: Capacity) -> None:

@@ -60,7 +60,14 @@ def make_plan(sources: tuple[Source, ...], options: Options, capabilities: Capab
 
 def _check_dtype(leaf: int, source: Source, options: Options) -> None:
     if source.device == "numpy" and source.dtype not in _dtypes.TABLE:
-        return  # structured, datetime, object: copied as it is
+        if options.bare and options.request.plain is not None:
+            raise DtypeError(
+                f"cannot cast {source.dtype} to {options.request.plain.name}",
+                leaf=leaf,
+                why="torch has no such dtype, so there is no cast to follow",
+                do=f"pass x.astype({options.request.plain.name!r})",
+            )
+        return  # structured, datetime, object, swapped bytes: copied as it is
     dtype, target = _dtypes.lookup(source.dtype), _target(source, options)
     error = _dtypes.cast_error(dtype, target)
     if error is None and target.refusal is not None:

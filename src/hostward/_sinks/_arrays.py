@@ -6,6 +6,7 @@ through the ring: torch's CPU threads copy (and widen) each piece to its place w
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -54,17 +55,16 @@ class ArraySink:
         self._plan = admitted.plan
         self.results: dict[int, Array] = {}
         self.fallbacks: list[str] = []
+        self._owner = object()  # of this sink's chunks
         self._open: dict[str, Chunk] = {}
         self._buffers: dict[int, HostBuffer] = {}  # by leaf, those made here
         self._scratch: dict[int, HostBuffer] = {}  # by move
         self._bases = {d.leaf: self._base(d, outs) for d in self._plan.delivers if d.move is not None}
         self._landings = [self._landing(number, move) for number, move in enumerate(self._plan.moves)]
-        staged = sum(
-            move.nbytes
-            for move, landing in zip(self._plan.moves, self._landings, strict=True)
-            if landing.direct is None
-        )
-        self._chunk_nbytes = chunk_nbytes(staged)
+        self._left: Counter[str] = Counter()  # bytes that still have to go through each device's ring
+        for move, landing in zip(self._plan.moves, self._landings, strict=True):
+            self._left[move.device] += move.nbytes if landing.direct is None else 0
+        self._chunk_nbytes = chunk_nbytes(self._left.total())
 
     def _buffer(self, nbytes: int, device: str) -> HostBuffer:
         if self._plan.options.memory is not Memory.PINNED:
@@ -83,7 +83,7 @@ class ArraySink:
 
     def _landing(self, number: int, move: Move) -> _Landing:
         leaf = move.lands_in
-        buffer = self._buffers.get(leaf) if leaf is not None else self._buffer(move.nbytes, move.device)
+        buffer = self._buffers.get(leaf) if leaf is not None else ordinary(move.nbytes)  # scratch is never pinned
         if leaf is None or move.span is not None:
             assert buffer is not None
             self._scratch[number] = buffer
@@ -112,12 +112,15 @@ class ArraySink:
         tensor = ring.use(chunk, piece.nbytes) if chunk is not None else None
         if tensor is None:
             self._close(device)
-            chunk = ring.take(self._chunk_nbytes)
+            chunk = ring.take(self._chunk_nbytes, self._owner)
             if chunk is None:
                 return None
             self._open[device] = chunk
             tensor = ring.use(chunk, piece.nbytes)
             assert tensor is not None, "a piece is never larger than a chunk"
+        self._left[device] -= piece.nbytes
+        if not self._left[device]:
+            self._close(device)  # not at the end: whoever waits for one device's ring must not hold another's
         return Slot(piece, tensor, chunk)
 
     def _close(self, device: str) -> None:
@@ -144,8 +147,6 @@ class ArraySink:
 
     def finish(self) -> None:
         """See `Sink.finish`: gather what overlapped, then show every base in its leaf's shape."""
-        for device in list(self._open):
-            self._close(device)
         for deliver in self._plan.delivers:
             if deliver.move is None:
                 continue
@@ -166,7 +167,9 @@ class ArraySink:
         return result
 
     def abort(self, error: BaseException) -> None:
-        """See `Sink.abort`: chunks still in use are dropped, and the ring makes others when they are gone."""
+        """See `Sink.abort`: nothing is written any more, so the ring can have its chunks back."""
+        for device in self._left:
+            _ring(device).reclaim(self._owner)
         self._open.clear()
         self._landings.clear()
         self._bases.clear()

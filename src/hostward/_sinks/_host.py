@@ -36,7 +36,7 @@ def deliver_host(deliver: Deliver, leaf: torch.Tensor | Array, out: Array | None
     if len(deliver.base) < len(deliver.shape):  # order="K" keeps broadcast dimensions unexpanded
         drop = _layout.broadcast_dims(tuple(leaf.shape), _strides(leaf))
     index = tuple(0 if dim in drop else slice(None) for dim in range(len(deliver.shape)))
-    _copy(leaf[index], result, deliver.dtype)
+    _copy(leaf[(*index, ...)], result, deliver.dtype)  # the dots: NumPy would give a scalar for a 0-d array
     return np.broadcast_to(np.expand_dims(result, drop), deliver.shape) if drop else result
 
 

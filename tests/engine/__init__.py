@@ -1,0 +1,1 @@
+"""Tests of the engine: flights, legs, the pump, the ring, the direct way."""

@@ -1,0 +1,1 @@
+"""What several test modules need: sample values, the reference, the ways through the engine, the value table."""
