@@ -129,10 +129,11 @@ def _tensor(x: torch.Tensor, storages: dict[tuple[str, int], int]) -> tuple[Sour
 
 def _check_memory(x: torch.Tensor, memory: torch.UntypedStorage) -> None:
     try:
-        nbytes = memory.nbytes()
+        memory.data_ptr()  # raises for a storage that only stands there
     except RuntimeError:
         raise refused(*NO_MEMORY) from None
-    if nbytes < x.nbytes:  # most tensors are no larger than their storage; of the others some repeat elements
+    nbytes = memory.nbytes()
+    if nbytes < x.nbytes and not x.is_quantized:  # the others of these repeat elements; quint4x2 packs two in a byte
         shape, strides = tuple(x.shape), x.stride()
         if nbytes < _layout.byte_range(int(x.storage_offset()), shape, strides, x.element_size())[1] and 0 not in shape:
             raise refused(*FREED)

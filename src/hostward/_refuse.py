@@ -73,6 +73,6 @@ def _reason(x: torch.Tensor) -> tuple[str, str, str] | None:
         )
     if x.device.type == "meta":
         return "a meta tensor", "it has a shape but no values", "load or compute the values first"
-    if not torch._C._has_storage(x) or torch._is_functional_tensor(x):
+    if not torch._C._has_storage(x):
         return NO_MEMORY
     return None

@@ -51,10 +51,12 @@ def shortcut(x: Any, memory: object) -> Array | None:
 
 def _is_special(x: torch.Tensor) -> bool:
     """Say whether a tensor that looks like one that is known has no plain memory behind it (see `_refuse`)."""
-    if torch._C._functorch.is_functorch_wrapped_tensor(x) or torch._is_functional_tensor(x):
+    if torch._C._functorch.is_functorch_wrapped_tensor(x) or mode_refusal() is not None:
         return True
     try:
-        return x.untyped_storage().nbytes() < x.nbytes or mode_refusal() is not None
+        memory = x.untyped_storage()
+        memory.data_ptr()
+        return memory.nbytes() < x.nbytes
     except RuntimeError:
         return True
 

@@ -110,9 +110,7 @@ class Fired:
 
 
 @pytest.mark.parametrize("name", ["tiny", "tiny, pinned", "large", "large, pinned", "transposed", "a tree", "out="])
-def test_an_event_that_fires_too_early_is_noticed(
-    device: Device, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_an_event_that_fires_too_early_is_noticed(device: Device, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     way = WAYS[name]
     x, value = way.base(device), next(fresh)
     call = way.prepared(x)

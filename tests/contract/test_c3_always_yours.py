@@ -311,7 +311,15 @@ def test_conj_breaks_a_tie(device: Device) -> None:
 def test_overlapping_leaves_are_independent(device: Device) -> None:
     cpu = cpu_base()
     x = device.tensor(cpu)
-    views = [x, x[1:], x[:, 2:5], x.view(torch.uint8)[0], x.reshape(-1).unfold(0, 7, 3), x[0].t(), x[:1].expand(3, 8, 10)]
+    views = [
+        x,
+        x[1:],
+        x[:, 2:5],
+        x.view(torch.uint8)[0],
+        x.reshape(-1).unfold(0, 7, 3),
+        x[0].t(),
+        x[:1].expand(3, 8, 10),
+    ]
     want = [as_array(view) for view in (cpu, cpu[1:], cpu[:, 2:5], cpu.view(torch.uint8)[0])]
     want += [as_array(view) for view in (cpu.reshape(-1).unfold(0, 7, 3), cpu[0].t(), cpu[:1].expand(3, 8, 10))]
     a = hw.to_numpy(views)

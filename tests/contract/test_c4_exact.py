@@ -41,7 +41,9 @@ FLOATS = [torch.float16, torch.float32, torch.float64, *ML]
 @every_dtype
 @pytest.mark.parametrize("order", ["C", "K"])
 @pytest.mark.parametrize("where", ["device", "cpu"])
-def test_every_dtype_in_every_layout_keeps_its_bytes(device: Device, dtype: torch.dtype, order: str, where: str) -> None:
+def test_every_dtype_in_every_layout_keeps_its_bytes(
+    device: Device, dtype: torch.dtype, order: str, where: str
+) -> None:
     base = any_bytes(dtype, *BASE)
     x = base if where == "cpu" else device.tensor(base)
     for name, view in VIEWS.items():
@@ -222,3 +224,30 @@ def test_python_numbers_are_exact(device: Device) -> None:
 
 def test_plain_dtypes_are_those_that_numpy_has() -> None:
     assert [dtype for dtype in PLAIN if not hasattr(np, name_of(dtype).replace("bool", "bool_"))] == []
+
+
+@pytest.mark.parametrize("source", [torch.complex64, torch.complex128], ids=name_of)
+@pytest.mark.parametrize("target", ["float16", "bfloat16", "float32", "float64", "int16", "float8_e5m2", "bool"])
+@pytest.mark.parametrize("rows", [2, 300], ids=["tiny", "large"])
+def test_casts_of_negative_views_keep_their_sign(device: Device, source: torch.dtype, target: str, rows: int) -> None:
+    """`z.conj().imag` is one, and torch's own copy into another dtype gets some of them wrong."""
+    cpu = any_cast_values(source, rows, 100) * (1 + 1j)
+    want = as_array((-cpu.imag).clone().to(getattr(torch, target)))
+    for z in (cpu, device.tensor(cpu)):
+        x = z.conj().imag
+        assert x.is_neg()
+        assert_same(hw.to_numpy(x, dtype=target), want)
+        assert_same(hw.to_numpy(x.t(), dtype=target), want.T.copy())
+        assert_same(hw.to_numpy([x, z], dtype={"floating": target})[0], want)
+        out = np.empty_like(want)[::-1]
+        assert_same(np.ascontiguousarray(hw.to_numpy(x, dtype=target, out=out)), want)
+
+
+@pytest.mark.parametrize("rows", [2, 300], ids=["tiny", "large"])
+def test_casts_of_conjugated_views(device: Device, rows: int) -> None:
+    for source, target in [(torch.complex128, "complex64"), (torch.complex64, "complex128")]:
+        cpu = any_cast_values(source, rows, 100) * (1 + 2j)
+        want = as_array(cpu.conj().resolve_conj().to(getattr(torch, target)))
+        for z in (cpu, device.tensor(cpu)):
+            assert_same(hw.to_numpy(z.conj(), dtype=target), want)
+            assert_same(hw.to_numpy(z.mH, dtype=target), want.T.copy())

@@ -47,9 +47,7 @@ def test_the_bytes_on_the_link_are_what_explain_prints(device: Device, way: Way)
 
 
 @every_way
-def test_the_plan_that_runs_is_the_one_explained(
-    device: Device, monkeypatch: pytest.MonkeyPatch, way: Way
-) -> None:
+def test_the_plan_that_runs_is_the_one_explained(device: Device, monkeypatch: pytest.MonkeyPatch, way: Way) -> None:
     ran: list[Any] = []
     run_call = _call.run_call
     monkeypatch.setattr("hostward._calls.run_call", lambda call: ran.append(call.admitted) or run_call(call))

@@ -79,7 +79,9 @@ def settings() -> dict[str, Any]:
 
 
 @every_way
-@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad], ids=lambda mode: mode.__name__)
+@pytest.mark.parametrize(
+    "mode", [torch.no_grad, torch.inference_mode, torch.enable_grad], ids=lambda mode: mode.__name__
+)
 def test_process_and_thread_are_as_before(device: Device, way: Way, mode: Any) -> None:
     x = way.base(device)
     with way.setting(device), mode():

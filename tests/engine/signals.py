@@ -1,4 +1,4 @@
-"""Do something at the n-th place where Python would run a signal handler, or collect garbage, inside of hostward.
+"""Do something at the n-th place where Python would run a signal handler, or collect garbage, within a call.
 
 CPython looks for pending signals when a function starts, when a call of a C function returns and at every jump back
 (the "eval breaker" of Python/ceval.c, 3.11 to 3.14). `at_point` is called there, and may raise KeyboardInterrupt as
@@ -7,7 +7,9 @@ the usual handler of SIGINT does. Only the calling thread is traced.
 
 from __future__ import annotations
 
+import contextlib
 import dis
+import inspect
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,18 +17,22 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import torch
+
 import hostward
 
 ROOT = str(Path(hostward.__file__).parent)
+# Python code that hostward's own goes through on its way to C: a signal may come there as well.
+BELOW = (contextlib.__file__, *(str(Path(torch.__file__).parent / part) for part in ("accelerator/", "cuda/")))
 _CHECKED = ("CALL", "JUMP_BACKWARD", "RESUME", "PRECALL")
 
 
 class _Tracer:
     def __init__(self, at_point: Callable[[int], None], within: tuple[str, ...]) -> None:
         self.points = 0
-        self.where = ""  # the last point
+        self.places: list[str] = []
         self._at_point = at_point
-        self._within = tuple(f"{ROOT}/{part}" for part in within)
+        self._within = (*(f"{ROOT}/{part}" for part in within), *BELOW)
         self._last: dict[FrameType, str] = {}
 
     def __call__(self, frame: FrameType, event: str, arg: Any) -> Any:
@@ -43,12 +49,17 @@ class _Tracer:
 
     def _inside(self, frame: FrameType, event: str, arg: Any) -> Any:
         if event == "opcode":
-            before = self._last.get(frame, "RESUME")
+            # A function has looked at the signals when its first instruction runs; making a generator runs none of it.
+            before = self._last.get(frame, "" if frame.f_code.co_flags & inspect.CO_GENERATOR else "RESUME")
             self._last[frame] = dis.opname[frame.f_code.co_code[frame.f_lasti]]
             if before.startswith(_CHECKED) and not self._last[frame].startswith(_CHECKED):
                 self.points += 1
-                self.where = f"{frame.f_code.co_filename.removeprefix(ROOT)}:{frame.f_lineno}"
-                self._at_point(self.points)
+                self.places.append(f"{frame.f_code.co_filename.removeprefix(f'{ROOT}/')}:{frame.f_lineno} {frame.f_code.co_name}")
+                try:
+                    self._at_point(self.points)
+                except BaseException:
+                    self._last.clear()  # Python stops tracing now, and we would keep the frames
+                    raise
         elif event == "return":
             self._last.pop(frame, None)
             self._returned(frame)

@@ -129,9 +129,7 @@ WAYS: dict[str, Way] = {
 }
 
 every_way = pytest.mark.parametrize("way", [pytest.param(way, id=name) for name, way in WAYS.items()])
-async_ways = pytest.mark.parametrize(
-    "way", [pytest.param(way, id=name) for name, way in WAYS.items() if way.is_async]
-)
+async_ways = pytest.mark.parametrize("way", [pytest.param(way, id=name) for name, way in WAYS.items() if way.is_async])
 
 
 def leaves(result: Any) -> list[np.ndarray]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hostward._devices._backend import Backend, BlockingBackend, Event, HostBackend, TorchBackend
+from hostward._devices._backend import Backend, BlockingBackend, Event, HostBackend, TorchBackend, as_bytes
 from hostward._devices._cuda import CudaBackend
 from hostward._devices._registry import backend_for, capability_table, register
 
@@ -13,6 +13,7 @@ __all__ = [
     "Event",
     "HostBackend",
     "TorchBackend",
+    "as_bytes",
     "backend_for",
     "capability_table",
     "register",

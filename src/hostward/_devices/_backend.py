@@ -23,6 +23,12 @@ class Event(Protocol):
         ...
 
 
+def as_bytes(x: torch.Tensor) -> torch.Tensor:
+    """Return a contiguous tensor's memory as one row of bytes, without a copy."""
+    # Not x.view(-1), which leaves a single element the stride that it happens to have, and no bytes have that one.
+    return x.as_strided((x.numel(),), (1,)).view(torch.uint8)
+
+
 class Backend:
     """What the engine asks of a device type. One object for each type, shared by all threads.
 
@@ -61,7 +67,7 @@ class Backend:
 
         The caller keeps both alive until the event has fired.
         """
-        host[offset : offset + nbytes].copy_(x.detach().view(-1).view(torch.uint8), non_blocking=True)
+        host[offset : offset + nbytes].copy_(as_bytes(x.detach()), non_blocking=True)
         return self.record(x.device.index or 0)
 
     def is_capturing(self, index: int) -> bool:
@@ -128,9 +134,11 @@ class TorchBackend(Backend):
         try:  # set_stream inside: an interrupt may fall right behind it
             torch.accelerator.set_stream(stream)
             yield
-        finally:
-            torch.accelerator.set_stream(before)
-            torch.accelerator.set_device_index(device)
+        finally:  # by C functions, which an interrupt cannot keep from doing what they were called for
+            try:
+                torch._C._accelerator_setStream(before)
+            finally:
+                torch._C._accelerator_setDeviceIndex(device)
 
     def record(self, index: int) -> Event:
         event = torch.Event(torch.device(self.device_type, index))

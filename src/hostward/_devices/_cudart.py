@@ -114,8 +114,9 @@ class RawEvent:
             return False
         if result:
             self._runtime.check(result)
-        self._fired = True
-        self._idle.append(self._handle)
+        if not self._fired:  # two threads may have asked at once, about a call that was interrupted
+            self._fired = True
+            self._idle.append(self._handle)
         return True
 
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from hostward import _layout
-from hostward._devices import Backend, Event
+from hostward._devices import Backend, Event, as_bytes
 from hostward._plan import AdmittedPlan, Move, Route
 from hostward._sinks import Piece, Sink, Slot
 from hostward._torch import torch
@@ -147,7 +147,7 @@ class Reader:
             packed = self._temporary(move.device)[: piece.nbytes]
             packed.view(_dtype(move)).view(part.shape).copy_(part)
             return packed
-        return part.view(-1).view(torch.uint8)
+        return as_bytes(part)
 
     def _temporary(self, device: str) -> torch.Tensor:
         """Return the device's one temporary for all pieces; each is done with it before the next, in stream order.

@@ -28,8 +28,8 @@ class Chunk:
     """One piece of pinned memory, filled from its start; `users` count what still has to be read out of it."""
 
     nbytes: int
-    owner: object  # whose `take` it was, for `reclaim`
     tensor: torch.Tensor = field(init=False)
+    owner: object = None  # whose `take` it was, for `reclaim`
     used: int = 0
     users: int = 0
 
@@ -56,7 +56,7 @@ class Ring:
                 chunk.owner, chunk.used, chunk.users = owner, 0, 1
                 return chunk
             alive = self._alive.setdefault(nbytes, weakref.WeakSet())
-            chunk = Chunk(nbytes, owner, users=1)
+            chunk = Chunk(nbytes)
             alive.add(chunk)  # counted before its memory is made, so that two threads cannot pass the limit
             if len(alive) > count:
                 alive.discard(chunk)
@@ -67,6 +67,7 @@ class Ring:
             with self._lock:
                 alive.discard(chunk)  # at once: the error's traceback may keep the chunk for long
             raise
+        chunk.owner, chunk.users = owner, 1
         return chunk
 
     def use(self, chunk: Chunk, nbytes: int) -> torch.Tensor | None:

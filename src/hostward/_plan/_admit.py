@@ -70,7 +70,7 @@ def _piece(move: Move, left: int, free: int | None) -> int:
             needed=f"{SMALLEST_PIECE_NBYTES:,} bytes to {' and '.join(move.passes)} piece by piece",
             do="free some device memory, or ask for order='K' and no dtype=, which moves dense leaves as they lie",
         )
-    return min(PIECE_NBYTES, SMALLEST_PIECE_NBYTES + max(0, left))
+    return min(move.nbytes, PIECE_NBYTES, SMALLEST_PIECE_NBYTES + max(0, left))
 
 
 def _check_host(plan: Plan, capacity: Capacity) -> None:

@@ -129,7 +129,7 @@ def _one_leaf(
     strides = tuple(source.strides[dim] for dim in kept)
     perm = _layout.k_order(shape, strides) if keep_order else tuple(range(len(kept)))
     shape, strides = tuple(shape[p] for p in perm), tuple(strides[p] for p in perm)
-    link = _link_dtype(dtype, target)
+    link = _link_dtype(source, dtype, target)
     passes = _passes(source, dtype, link, shape, strides)
     notes = _notes(source, dtype, target, link, drop)
     landed = _layout.numel(shape) * link.itemsize
@@ -147,8 +147,10 @@ def _one_leaf(
     return Deliver(leaf, Way.FLAT, target.name, source.shape, shape, nbytes, axes=axes, move=move)
 
 
-def _link_dtype(dtype: _dtypes.DType, target: _dtypes.DType) -> _dtypes.DType:
+def _link_dtype(source: Source, dtype: _dtypes.DType, target: _dtypes.DType) -> _dtypes.DType:
     """Return the dtype that crosses: the smaller one, if the host can widen it exactly."""
+    if source.neg:  # torch forgets the sign where it copies a negative view into some other dtypes (2.13, CPU)
+        return dtype
     if target.itemsize > dtype.itemsize and _dtypes.is_exact_cast(dtype, target):
         return dtype
     return target
@@ -174,7 +176,8 @@ def _notes(
 ) -> tuple[str, ...]:
     notes = []
     if link.name != target.name:
-        notes.append(f"widened to {target.name} on the host, exactly")
+        exact = _dtypes.is_exact_cast(link, target)
+        notes.append(f"widened to {target.name} on the host, exactly" if exact else f"cast to {target.name} on the host")
     if drop:
         notes.append(f"broadcast dimensions {drop} cross once")
     if source.requires_grad:
@@ -266,7 +269,7 @@ def _can_share(source: Source, options: Options) -> bool:
     if source.conj or source.neg or options.copy is CopyMode.NEVER or 0 in source.shape:
         return False
     dtype = _dtypes.lookup(source.dtype)
-    if _link_dtype(dtype, _target(source, options)) is not dtype:
+    if _link_dtype(source, dtype, _target(source, options)) is not dtype:
         return False  # a cast on the device makes bytes of its own
     if options.order is Order.K:
         return not _layout.broadcast_dims(source.shape, source.strides)  # that one moves its base alone

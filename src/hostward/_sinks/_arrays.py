@@ -14,7 +14,7 @@ from functools import partial
 import numpy as np
 
 from hostward import _layout
-from hostward._devices import backend_for
+from hostward._devices import as_bytes, backend_for
 from hostward._memory import Chunk, HostBuffer, Ring, chunk_nbytes, ordinary, pinned, ring_for
 from hostward._plan import AdmittedPlan, Deliver, Move, View, Way
 from hostward._sinks._base import Piece, Slot, Work
@@ -94,7 +94,7 @@ class ArraySink:
         direct = None
         if dtype == move.dtype and seen is not None and seen.is_contiguous():
             is_pinned = buffer.pinned if buffer is not None else seen.is_pinned()
-            direct = seen.view(-1).view(torch.uint8) if is_pinned else None
+            direct = as_bytes(seen) if is_pinned else None
         return _Landing(target, dtype, seen, direct)
 
     def piece_nbytes(self, move: int) -> int:

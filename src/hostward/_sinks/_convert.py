@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hostward import _dtypes
+from hostward._devices import as_bytes
 from hostward._torch import torch
 
 Array = npt.NDArray[Any]
@@ -40,8 +41,7 @@ def put(target: Array, values: torch.Tensor, dtype: str) -> None:
     """Write `values` into `target` of the same shape; a cast from `values` to `dtype` is torch's."""
     seen = torch_view(target, dtype)
     if seen is not None:
-        seen.copy_(values)
+        seen.copy_(values.resolve_neg())  # else torch would forget the sign in some casts
     else:
-        cast = values.to(torch_dtype(dtype)).contiguous().view(-1)
-        flat = cast.view(torch.uint8).numpy() if cast.numel() else np.empty(0, np.uint8)
-        np.copyto(target, numpy_view(flat, dtype, tuple(values.shape)))
+        cast = values.to(torch_dtype(dtype)).resolve_conj().resolve_neg().contiguous()
+        np.copyto(target, numpy_view(as_bytes(cast).numpy(), dtype, tuple(values.shape)))
