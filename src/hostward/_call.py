@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,12 +43,12 @@ def prepare(tree: object, options: Options, out: object = None) -> Call:
     try:
         plan = make_plan(tuple(found.sources), options, _capabilities(found))
         chosen = _out.check(flat, found, plan, targets) if targets is not None else None
+        _refuse_capture(plan)
         admitted = admit(plan, _capacity(plan))
     except HostwardError as error:
         if error.leaf is not None:
             error.located(path=flat.path(found.first[error.leaf]))
         raise
-    _refuse_capture(admitted)
     return Call(flat, found, admitted, chosen)
 
 
@@ -73,8 +74,8 @@ def asks_host(nbytes: int) -> bool:
     return nbytes * _HOST_CHECK_SHARE > total()
 
 
-def _refuse_capture(admitted: AdmittedPlan) -> None:
-    for device in admitted.devices:
+def _refuse_capture(plan: Plan) -> None:
+    for device in dict.fromkeys(move.device for move in plan.moves):
         where = torch.device(device)
         if backend_for(where.type).is_capturing(where.index or 0):
             raise capture_error(device)
@@ -91,6 +92,13 @@ def capture_error(device: str) -> CaptureError:
 
 def run_call(call: Call) -> list[Array]:
     """Run a decided call in this thread; return the array of each of the plan's leaves."""
+    with ExitStack() as relaxed:  # whatever is allocated, pinned or asked here, no capture of another thread may break
+        for kind in {device.partition(":")[0] for device in call.admitted.devices}:
+            relaxed.enter_context(backend_for(kind).relaxed_capture())
+        return _run(call)
+
+
+def _run(call: Call) -> list[Array]:
     admitted, found, targets = call.admitted, call.found, call.targets
     plan = admitted.plan
     if admitted.routes == (Route.DIRECT,):

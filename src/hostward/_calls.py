@@ -81,7 +81,7 @@ def to_numpy(
     device and stream are as before. Any thread. Ctrl-C is seen within milliseconds, except inside torch's own copy of
     a tiny leaf on an idle stream.
 
-    Cost: the result's bytes on the host, at most 99 MiB of pinned memory per device for the ring, and device
+    Cost: the result's bytes on the host, at most 101 MiB of pinned memory per device for the ring, and device
     temporaries of at most 256 MiB. `explain` prints them for a given tree. Gradients are dropped.
 
     Source: the contract (docs/contract.md); the rules' measurements (docs/adr/0004-plan-rules.md).

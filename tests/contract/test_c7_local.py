@@ -1,4 +1,4 @@
-"""Clause 7, local: a call leaves no trace but its result. No device-wide synchronise, no setting, no stream, no storage."""
+"""Clause 7, local: a call leaves no trace but its result: no synchronise, no setting, no stream, no resized storage."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 import hostward as hw
 from device.frame import Device
 from support.watch import behind
-from support.ways import WAYS, Way, every_way
+from support.ways import Way, every_way
 
 # ---- synchronises
 
@@ -231,7 +231,3 @@ def test_threads_are_started_for_interrupted_calls_only(device: Device) -> None:
     for tree in (x, x[0], [x.t(), x]):
         hw.to_numpy(tree)
     assert {thread.name for thread in threading.enumerate() if "hostward" in thread.name} == before
-
-
-def test_ways_are_all_there() -> None:
-    assert len(WAYS) > 25

@@ -6,8 +6,8 @@ import gc
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -146,6 +146,16 @@ def test_the_usual_recipe_for_two_devices_is_wrong(device: Device) -> None:
 # ---- modes of torch
 
 
+@contextmanager
+def deterministic() -> Iterator[None]:
+    """Let torch fill all memory that it makes, and refuse what gives other results each time."""
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
 MODES: dict[str, Callable[[Device], Any]] = {
     "no_grad": lambda device: torch.no_grad(),
     "inference": lambda device: torch.inference_mode(),
@@ -153,6 +163,7 @@ MODES: dict[str, Callable[[Device], Any]] = {
     "default device": lambda device: device.torch_device(),
     "default device 1": lambda device: device.torch_device(device.count - 1),
     "meta": lambda device: torch.device("meta"),
+    "deterministic": lambda device: deterministic(),
 }
 
 

@@ -1,12 +1,13 @@
-"""Laws on random input: any strided views of any storages, with any options, under any limits, are the reference's bytes.
+"""Laws on random input: any strided views of any storages, with any options, under any limits, are the right bytes.
 
-The ring's chunks are drawn, too: with a few hundred bytes each, every transfer goes in pieces, chunks are used again and
-again, and there is no room most of the time. The same holds for the device's temporaries.
+The ring's chunks are drawn, too: with a few hundred bytes each, every transfer goes in pieces, chunks are used again
+and again, and there is no room most of the time. The same holds for the device's temporaries.
 """
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import combinations
@@ -118,6 +119,23 @@ def same(got: np.ndarray, want: np.ndarray, *, exact: bool) -> None:
     (assert_same if exact else assert_same_values)(plain, want)
 
 
+@contextmanager
+def as_told(device: Device, told: Any) -> Iterator[None]:
+    """See that what happens in here takes the bytes that were told, device by device."""
+    if not device.has("memory"):
+        yield
+        return
+    before = [device.memory(index).allocated_bytes for index in range(device.count)]
+    device.reset_counters()
+    yield
+    counters = [device.counters(index) for index in range(device.count)]
+    assert sum(each.d2h_bytes for each in counters) == told.link_nbytes
+    assert sum(each.d2h_blocking + each.empty_copies + each.device_syncs for each in counters) == 0
+    for index, allocated in enumerate(before):
+        temporary = told.admitted.temporary(f"{device.type}:{index}")
+        assert device.memory(index).peak_bytes - allocated == temporary
+
+
 # ---- without a cast
 
 
@@ -128,36 +146,39 @@ def same(got: np.ndarray, want: np.ndarray, *, exact: bool) -> None:
     order=st.sampled_from("CK"),
     memory=st.sampled_from(["auto", "pinned"]),
     limit=limits,
+    spread=st.booleans(),
     seed=st.integers(0, 9),
 )
-@example([Leaf(0, torch.int8, (3,), (0,), 4)], False, "K", "auto", {"ring": None, "temporaries": None}, 0)
+@example([Leaf(0, torch.int8, (3,), (0,), 4)], False, "K", "auto", {"ring": None, "temporaries": None}, False, 0)
 @example(
     [Leaf(0, torch.float64, (5,), (1,), 0), Leaf(0, torch.int8, (8,), (2,), 7)],
     True,
     "C",
     "pinned",
     {"ring": ((64, 1), (128, 1)), "temporaries": (64, 64)},
+    True,
     1,
 )
 def test_any_views_are_the_references_bytes(
-    device: Device, drawn: list[Leaf], again: bool, order: str, memory: str, limit: dict[str, Any], seed: int
+    device: Device,
+    drawn: list[Leaf],
+    again: bool,
+    order: str,
+    memory: str,
+    limit: dict[str, Any],
+    spread: bool,
+    seed: int,
 ) -> None:
     on_cpu = storages(seed)
     bools_are_bools(on_cpu, drawn)
     drawn = [*drawn, drawn[0]] if again else drawn
     with device.clean(), under(limit):
-        on_device = [device.tensor(data) for data in on_cpu]
+        on_device = [device.tensor(data, i if spread and device.count > 1 else 0) for i, data in enumerate(on_cpu)]
         tree = [leaf.of(on_device) for leaf in drawn]
         want = [as_array(leaf.of(on_cpu)) for leaf in drawn]
         told = hw.explain(tree, order=order, memory=memory)
-        if device.has("memory"):
-            before = device.memory().allocated_bytes
-            device.reset_counters()
-        got = hw.to_numpy(tree, order=order, memory=memory)
-        if device.has("memory"):
-            assert device.counters().d2h_bytes == told.link_nbytes
-            assert device.counters().d2h_blocking + device.counters().empty_copies == 0
-            assert device.memory().peak_bytes - before == told.temporary_nbytes
+        with as_told(device, told):
+            got = hw.to_numpy(tree, order=order, memory=memory)
         for a, b, leaf in zip(got, want, drawn, strict=True):
             same(a, b, exact=not leaf.flip)
         assert not again or got[0] is got[-1]
@@ -219,13 +240,8 @@ def test_any_casts_are_torchs(
         on_device = [device.tensor(data) for data in on_cpu]
         tree = [leaf.of(on_device) for leaf in drawn]
         told = hw.explain(tree, dtype=casts, order=order, memory=memory)
-        if device.has("memory"):
-            before = device.memory().allocated_bytes
-            device.reset_counters()
-        got = hw.to_numpy(tree, dtype=casts, order=order, memory=memory)
-        if device.has("memory"):
-            assert device.counters().d2h_bytes == told.link_nbytes
-            assert device.memory().peak_bytes - before == told.temporary_nbytes
+        with as_told(device, told):
+            got = hw.to_numpy(tree, dtype=casts, order=order, memory=memory)
         for a, leaf in zip(got, drawn, strict=True):
             x = leaf.of(on_cpu)
             same(a, as_array(x.to(casts.get(leaf.dtype, leaf.dtype))), exact=False)

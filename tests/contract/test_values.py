@@ -64,10 +64,10 @@ def test_out_of_any_strides_is_filled_and_returned(
 ) -> None:
     cpu = any_bytes(dtype, ROWS, COLUMNS)
     x = device.tensor(cpu)
-    for rows in (ROWS, 2):
-        out = make(tmp_path, numpy_dtype(dtype))[:rows]
-        assert hw.to_numpy(x[:rows], out=out) is out
-        assert_same(np.ascontiguousarray(out), as_array(cpu[:rows]))
+    for n in (ROWS, 2):
+        out = make(tmp_path, numpy_dtype(dtype))[:n]
+        assert hw.to_numpy(x[:n], out=out) is out
+        assert_same(np.ascontiguousarray(out), as_array(cpu[:n]))
     out = make(tmp_path, numpy_dtype(dtype))
     other = np.empty((COLUMNS - 1, ROWS), numpy_dtype(dtype))
     hw.to_numpy([x, x[:, 1:].t()], out=[out, other])

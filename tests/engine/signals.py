@@ -54,7 +54,9 @@ class _Tracer:
             self._last[frame] = dis.opname[frame.f_code.co_code[frame.f_lasti]]
             if before.startswith(_CHECKED) and not self._last[frame].startswith(_CHECKED):
                 self.points += 1
-                self.places.append(f"{frame.f_code.co_filename.removeprefix(f'{ROOT}/')}:{frame.f_lineno} {frame.f_code.co_name}")
+                self.places.append(
+                    f"{frame.f_code.co_filename.removeprefix(f'{ROOT}/')}:{frame.f_lineno} {frame.f_code.co_name}"
+                )
                 try:
                     self._at_point(self.points)
                 except BaseException:

@@ -222,7 +222,7 @@ def test_threads_that_let_go_and_add_at_once_lose_nothing(device: Device) -> Non
             return self.fired
 
     def work(n: int) -> None:
-        for step in range(200):
+        for step in range(60):
             copy = Copy()
             _direct._unfinished[object()] = copy, copy, copy
             with lock:
@@ -233,7 +233,7 @@ def test_threads_that_let_go_and_add_at_once_lose_nothing(device: Device) -> Non
             del copy
             _direct._let_go()
 
-    in_threads(8, work)
+    in_threads(4, work)
     kept = {event for event, _, _ in _direct._unfinished.values()}
     assert {copy for copy in added if not copy.fired} <= kept
     for copy in added:

@@ -284,9 +284,7 @@ def test_a_failed_copy_is_a_transfer_error_with_its_cause(device: Device) -> Non
     error = wait_for(it.flight)
     assert isinstance(error, TransferError)
     assert isinstance(error.__cause__, RuntimeError)
-    assert str(error).splitlines()[0] == (
-        "the device failed during the transfer: got lag: this copy was made to fail"
-    )
+    assert str(error).splitlines()[0] == ("the device failed during the transfer: got lag: this copy was made to fail")
 
 
 def test_a_device_that_fails_late_leaks_rather_than_dangles(device: Device, monkeypatch) -> None:

@@ -45,10 +45,8 @@ def case(device: Device, name: str) -> Case:
     if name == "direct":
         cpu = [numbers(30)]
         return Case([device.tensor(cpu[0])], [cpu[0].numpy()], {}, bare=True)
-    if name == "pinned":
-        cpu = [numbers(3000), numbers(2000)]
-    else:  # more than one chunk, a temporary, and a second device where there is one
-        cpu = [numbers(50, 40), numbers(3000)]
+    # More than one chunk of the small rings, a temporary, and a second device where there is one.
+    cpu = [numbers(3000), numbers(2000)] if name == "pinned" else [numbers(50, 40), numbers(3000)]
     tensors = [device.tensor(x, n % device.count) for n, x in enumerate(cpu)]
     if name == "pinned":
         return Case(tensors, [x.numpy() for x in cpu], {"memory": "pinned"})
@@ -165,12 +163,12 @@ def test_a_call_from_a_finaliser_or_signal_handler_at_every_point(device: Device
     inner = [device.tensor(x) for x in cpu]
 
     def at_point(point: int) -> None:
-        if point == n:
+        if point == wanted:
             for array, expected in zip(hw.to_numpy(inner), cpu, strict=True):
                 assert np.array_equal(array, expected)
             assert np.array_equal(hw.to_numpy(inner[1]), cpu[1])
 
-    for n in range(1, count(moved) + 1):
+    for wanted in range(1, count(moved) + 1):  # noqa: B007  (`at_point` asks for it)
         with points(at_point, WITHIN):
             moved.check(moved.call())
     settle(device)

@@ -1,4 +1,4 @@
-"""What becomes of every value, without a device: the value table on the CPU, NumPy's leaves, options, ``out=``, trees."""
+"""What becomes of every value, without a device: the value table, NumPy's leaves, options, ``out=``, trees."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ import torch
 import hostward as hw
 from support.table import DTYPES, KINDS, MOVES, quietly, rows, sample
 from support.values import as_array, assert_same
-
 
 # ---- the table
 
@@ -283,7 +282,8 @@ BAD_OUT: dict[str, tuple[Any, Any, dict[str, Any], str]] = {
         X,
         [[0.0] * 3] * 2,
         {},
-        "out= is built differently from the tree: got list of 2, needed a leaf, torch.Tensor\n  do: build out= like the tree: the same types and keys, in the same order",
+        "out= is built differently from the tree: got list of 2, needed a leaf, torch.Tensor\n"
+        "  do: build out= like the tree: the same types and keys, in the same order",
     ),
     "a number": (X, 3, {}, "out= is no array: got a int, needed an ndarray\n  do: pass an ndarray or a memmap"),
     "shape": (

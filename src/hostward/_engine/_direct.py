@@ -61,15 +61,16 @@ def fetch(x: torch.Tensor, dtype: np.dtype[np.generic], nbytes: int, backend: Ba
     """
     if _unfinished:
         _let_go()
-    buffer, offset = _reserve(nbytes, backend)
-    event = None
+    event = buffer = None
     try:
-        with backend.relaxed_capture():
+        with backend.relaxed_capture():  # a pinned granule may have to be made, too
+            buffer, offset = _reserve(nbytes, backend)
             event = backend.copy_direct(x, buffer.tensor, offset, nbytes)
             if not (event.query() or event.query() or event.query()):  # tiny copies land before a clock is read
                 _wait(event)
     except BaseException as error:
-        _unfinished[object()] = event, buffer, x
+        if buffer is not None:
+            _unfinished[object()] = event, buffer, x
         if isinstance(error, RuntimeError):
             raise as_raised(error) from error
         raise

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hostward._plan._records import AdmittedPlan, Move, Plan, Route
+from hostward._plan._records import AdmittedPlan, Move, Plan, Route, Way
 from hostward._types import Capacity
 from hostward.errors import DeviceMemoryError, HostMemoryError
 
@@ -77,12 +77,13 @@ def _check_host(plan: Plan, capacity: Capacity) -> None:
     needed = plan.result_nbytes + plan.scratch_nbytes
     if capacity.host_free is None or needed <= capacity.host_free:
         return
-    largest = max(plan.delivers, key=lambda deliver: deliver.nbytes)
+    largest = max(plan.delivers, key=lambda deliver: deliver.nbytes * (deliver.way is not Way.HOST_SHARE))
+    part = f", {largest.nbytes:,} of them for shape {largest.shape} of {largest.dtype}" if plan.result_nbytes else ""
     raise HostMemoryError(
         "the result does not fit into host memory",
         leaf=largest.leaf,
         got=f"{capacity.host_free:,} free bytes",
-        needed=f"{needed:,} bytes, {largest.nbytes:,} of them for shape {largest.shape} of {largest.dtype}",
+        needed=f"{needed:,} bytes{part}",
         do="move fewer leaves at once, narrow them with dtype=, give a memory-mapped out=, "
         "or ask for order='K', which keeps broadcast dimensions unexpanded",
     )

@@ -176,8 +176,8 @@ def _notes(
 ) -> tuple[str, ...]:
     notes = []
     if link.name != target.name:
-        exact = _dtypes.is_exact_cast(link, target)
-        notes.append(f"widened to {target.name} on the host, exactly" if exact else f"cast to {target.name} on the host")
+        how = "widened to {}, exactly," if _dtypes.is_exact_cast(link, target) else "cast to {}"
+        notes.append(f"{how.format(target.name)} on the host")
     if drop:
         notes.append(f"broadcast dimensions {drop} cross once")
     if source.requires_grad:
