@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from hostward._call import Call
 from hostward._memory import chunk_nbytes
-from hostward._plan import AdmittedPlan, Deliver, Move, Naive, Route, Way, naive
+from hostward._plan import AdmittedPlan, Deliver, Move, Naive, Plan, Route, Way, naive
 from hostward._types import Memory, Order
 
 
@@ -132,7 +132,7 @@ def _steps(admitted: AdmittedPlan, deliver: Deliver, first: bool) -> tuple[str, 
         steps.append("comes with the leaf above")
     else:
         steps += [_passes(move, route, admitted.pieces[deliver.move])] if move.passes else ["crosses as it lies"]
-        steps.append(_landing(admitted, deliver, move, route))
+        steps.append(_landing(admitted, move, route))
     if deliver.view is not None:
         steps.append("copied out of what landed")
     return tuple(steps)
@@ -150,18 +150,22 @@ def _passes(move: Move, route: Route, piece: int) -> str:
     return f"{', '.join(move.passes)} on the device, {how}"
 
 
-def _landing(admitted: AdmittedPlan, deliver: Deliver, move: Move, route: Route) -> str:
+def _landing(admitted: AdmittedPlan, move: Move, route: Route) -> str:
     options = admitted.plan.options
     if route is Route.DIRECT:
         there = "" if options.memory is Memory.PINNED else ", and copied from there into ordinary memory"
         return "on the caller's stream, written by the device into pinned memory" + there
     if route is Route.BLOCKING:
         return "by torch's blocking copy"
-    if options.memory is Memory.PINNED and not options.out and _same_dtype(move, deliver):
+    if _is_written_by_the_device(admitted.plan, move):
         return "written by the device into pinned memory"
-    chunk = chunk_nbytes(admitted.plan.link_nbytes)
+    moves = admitted.plan.moves
+    chunk = chunk_nbytes(sum(other.nbytes for other in moves if not _is_written_by_the_device(admitted.plan, other)))
     return f"through pinned chunks of {chunk:,} B into " + ("out=" if options.out else "ordinary memory")
 
 
-def _same_dtype(move: Move, deliver: Deliver) -> bool:
-    return move.lands_in is not None and (move.span is not None or move.dtype == deliver.dtype)
+def _is_written_by_the_device(plan: Plan, move: Move) -> bool:
+    """Say whether a move needs no ring, as far as a plan knows: `out=` may be pinned, or no pinned memory to be had."""
+    if plan.options.memory is not Memory.PINNED or plan.options.out or move.lands_in is None:
+        return False
+    return move.span is not None or move.dtype == plan.delivers[move.lands_in].dtype

@@ -220,6 +220,14 @@ def test_pinned_results_are_pinned_and_nobody_elses(device: Device, n: int) -> N
         a.fill(-1)  # shows in none of the others
 
 
+def test_results_are_not_pinned_unless_asked_for(device: Device) -> None:
+    """Pinned memory is short, and its uploads are asynchronous: nobody gets it unawares."""
+    x = device.tensor(torch.arange(60_000.0).reshape(200, 300))
+    for tree in (x, x[0], x[0, 0], x.t(), [x, x[1:], x[0]], x.expand(2, 200, 300)):
+        for a in torch.utils._pytree.tree_leaves([hw.to_numpy(tree), hw.to_numpy(tree)]):
+            assert not torch.from_numpy(a).is_pinned()
+
+
 def test_pinned_holds_for_every_leaf_and_every_call(device: Device) -> None:
     cpu = torch.arange(3000.0).reshape(50, 60)
     x = device.tensor(cpu)

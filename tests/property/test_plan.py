@@ -1,4 +1,4 @@
-"""Any plan, carried out by NumPy on plain bytes, gives what its leaves say; and nothing it depends on is not in its key.
+"""Any plan, carried out by NumPy on plain bytes, gives what its leaves say; and all it depends on is in its key.
 
 `carried_out` does what a plan says and nothing else: it knows no rule. So a plan that asks for the wrong bytes, leaves
 out a pass or lands something in the wrong place shows as wrong values here, without a device.
@@ -26,7 +26,7 @@ Array = np.ndarray[Any, Any]
 
 STORAGE_NBYTES = 512
 DTYPES = ["bool", "uint8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64", "complex64"]
-DEVICES = ["fast:0", "fast:1", "slow:0", "cpu"]
+DEVICES = ["fast:0", "fast:0", "fast:0", "fast:1", "slow:0", "cpu"]  # most of them where they can share bytes
 REQUESTS = [
     None,
     "float16",
@@ -77,7 +77,7 @@ def sources(draw: Any, devices: list[str] = DEVICES) -> Source:
         shape,
         tuple(strides),
         offset,
-        draw(st.integers(0, 2)),
+        draw(st.sampled_from([0, 0, 0, 1, 2])),
         is_complex and draw(st.booleans()),
         dtype.startswith(("float", "complex")) and draw(st.integers(0, 4)) == 0,
         draw(st.booleans()),
@@ -113,9 +113,19 @@ class Asked:
 
 
 @st.composite
+def rows(draw: Any) -> Source:
+    """A run of one storage, of any dtype: two of them overlap more often than not."""
+    dtype = draw(st.sampled_from(DTYPES))
+    itemsize = numpy_dtype(dtype).itemsize
+    first, count = draw(st.integers(0, 40)) // itemsize, draw(st.integers(1, 80)) // itemsize + 1
+    return Source("fast:0", dtype, (count,), (1,), first, 0)
+
+
+@st.composite
 def asked(draw: Any, most: int = 5) -> Asked:
     # The same leaf twice is one leaf: whether a gradient hangs on it makes no other.
-    found = draw(st.lists(sources(), min_size=1, max_size=most, unique_by=lambda s: s._replace(requires_grad=False)))
+    leaves = draw(st.sampled_from([sources(), sources(), rows()]))
+    found = draw(st.lists(leaves, min_size=1, max_size=most, unique_by=lambda s: s._replace(requires_grad=False)))
     chosen = draw(options(len(found)))
     if chosen.out:
         chosen = chosen._replace(order=Order.C)  # as every call does: the targets have strides of their own
@@ -167,9 +177,7 @@ def carried_out(plan: Plan, memory: dict[tuple[str, int], Array]) -> list[Array]
             assert view.offset % itemsize == 0, "an element that is not aligned"
             last = view.offset + _layout.extent(view.shape, view.strides) * itemsize
             assert 0 <= view.offset <= last <= move.nbytes, "a view of bytes that do not land"
-            flat = np.frombuffer(landed[deliver.move], numpy_dtype(view.dtype), offset=view.offset, count=-1) if (
-                (move.nbytes - view.offset) % itemsize == 0
-            ) else np.frombuffer(landed[deliver.move][: last], numpy_dtype(view.dtype), offset=view.offset)
+            flat = np.frombuffer(landed[deliver.move][:last], numpy_dtype(view.dtype), offset=view.offset)
             base = as_strided(flat, view.shape, [s * itemsize for s in view.strides])
             assert view.shape == deliver.base
         else:
@@ -219,7 +227,7 @@ def _landed(plan: Plan, number: int, memory: dict[tuple[str, int], Array]) -> by
 
 
 def same(a: Array, b: Array) -> bool:
-    return a.shape == b.shape and a.dtype == b.dtype and np.ascontiguousarray(a).tobytes() == np.ascontiguousarray(b).tobytes()
+    return a.shape == b.shape and a.dtype == b.dtype and a.tobytes() == b.tobytes()
 
 
 # ---- laws
@@ -321,22 +329,22 @@ def test_temporaries_never_pass_the_limit_nor_what_is_free(
     )
     plan = make_plan(tree, Options(_dtypes.normalise_request(None), Order.C, CopyMode.ALWAYS, Memory.AUTO, False), ABLE)
     capacity = Capacity((("fast:0", free),), limit)
-    try:
-        admitted = admit(plan, capacity)
-    except DeviceMemoryError as error:
-        assert free < SMALLEST_PIECE_NBYTES
-        assert plan.sources[error.leaf].device == "fast:0"
+    needed = sum(move.temporary for move in plan.moves if move.device == "fast:0")
+    if free < min(needed, SMALLEST_PIECE_NBYTES):
+        with pytest.raises(DeviceMemoryError) as caught:
+            admit(plan, capacity)
+        assert plan.sources[caught.value.leaf].device == "fast:0"
         return
+    admitted = admit(plan, capacity)
     assert admitted.temporary("fast:0") <= min(free, limit)
     assert admitted.temporary("fast:1") <= limit
     _check_admitted(plan, admitted)
 
 
 def _check_admitted(plan: Plan, admitted: AdmittedPlan) -> None:
-    for route, allowed, piece, move in zip(admitted.routes, plan.routes, admitted.pieces, plan.moves, strict=True):
+    for route, allowed, piece in zip(admitted.routes, plan.routes, admitted.pieces, strict=True):
         assert route in allowed
         assert (piece > 0) == (route is Route.PIECES)
-        assert piece < move.nbytes or piece == 0 or move.nbytes <= SMALLEST_PIECE_NBYTES
     assert len(admitted.fallbacks) == admitted.routes.count(Route.PIECES)
 
 
@@ -345,20 +353,19 @@ def _check_admitted(plan: Plan, admitted: AdmittedPlan) -> None:
 def test_host_memory_is_refused_exactly_when_it_is_short(it: Asked, free: int) -> None:
     plan = it.plan()
     needed = plan.result_nbytes + plan.scratch_nbytes
-    try:
+    if needed <= free:
         admit(plan, Capacity(host_free=free))
-    except HostMemoryError as error:
-        assert needed > free
-        assert error.leaf in range(len(plan.delivers))
-    else:
-        assert needed <= free
+        return
+    with pytest.raises(HostMemoryError) as caught:
+        admit(plan, Capacity(host_free=free))
+    assert caught.value.leaf in range(len(plan.delivers))
 
 
 @settings(max_examples=100)
 @given(it=asked())
 def test_small_temporaries_are_not_worth_asking_for(it: Asked) -> None:
     plan = it.plan()
-    for device in ("fast:0", "fast:1", "cpu", "slow:0"):
+    for device in DEVICES:
         asked_for = sum(move.temporary for move in plan.moves if move.device == device)
         assert asks_device(plan, device) == (asked_for > UNASKED_NBYTES)
 
@@ -450,7 +457,9 @@ def test_a_capability_that_differs_gets_a_plan_of_its_own(it: Asked, kind: str) 
 @given(source=sources(["fast:0"]), data=st.data())
 def test_what_the_shortcut_leaves_out_of_its_key_changes_no_plan(source: Source, data: st.DataObject) -> None:
     """`_single` knows a tensor by dtype, shape, strides, device, conj and neg: not by where its bytes lie."""
-    chosen = Options(_dtypes.normalise_request(None), Order.C, CopyMode.ALWAYS, data.draw(st.sampled_from(Memory)), True)
+    chosen = Options(
+        _dtypes.normalise_request(None), Order.C, CopyMode.ALWAYS, data.draw(st.sampled_from(Memory)), True
+    )
     other = source._replace(
         offset=source.offset + data.draw(st.integers(0, 3)),
         storage=data.draw(st.integers(0, 9)),
