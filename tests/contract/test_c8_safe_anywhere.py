@@ -256,6 +256,11 @@ def test_fake_mode_is_refused(device: Device) -> None:
     assert all_are(hw.to_numpy(x), 1)
 
 
+# What torch's compiler warns of in its own code, or in the test's, is not what these are about.
+quiet_compiler = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
+
+
+@quiet_compiler
 def test_compile_breaks_the_graph_and_values_change(device: Device) -> None:
     """Trap 8: what is compiled must not keep an old value, nor drop the wait."""
     seen: list[Any] = []
@@ -276,6 +281,7 @@ def test_compile_breaks_the_graph_and_values_change(device: Device) -> None:
     torch.compiler.reset()
 
 
+@quiet_compiler
 def test_compile_of_a_full_graph_is_torchs_own_error(device: Device) -> None:
     compiled = torch.compile(lambda x: hw.to_numpy(x * 2), backend="eager", fullgraph=True)
     with pytest.raises(torch._dynamo.exc.Unsupported):

@@ -180,7 +180,7 @@ class CudaDevice(Device):
             x = torch.zeros(64, 64, device=device).to(dtype)
             x.fill_(1)
             x.zero_()
-            (x + 1).t().contiguous().to(torch.float32)
+            (x + 1).t().contiguous().to(torch.complex64 if dtype.is_complex else torch.float32)
             x.to("cpu", non_blocking=True)
             x.t()[::2].to("cpu")
         z = torch.zeros(64, dtype=torch.complex64, device=device)

@@ -18,6 +18,9 @@ from engine.rig import WAIT_S, idle, numbers, ring_of, shrink_rings
 from engine.signals import points
 from hostward._engine import _direct, _flight, _pump
 
+# The tracer's interrupt may fall into the closing of a generator, where nothing can be raised; a signal's cannot.
+pytestmark = pytest.mark.filterwarnings("ignore:.*generator object:pytest.PytestUnraisableExceptionWarning")
+
 # Places in front of the device: nothing is queued before.
 WITHIN = ("_engine", "_sinks", "_memory", "_devices", "_call.py", "_single.py")
 
@@ -71,8 +74,9 @@ def moved(device: Device, way: str) -> Case:
 
 
 def count(moved: Case) -> int:
-    with points(lambda n: None, WITHIN) as tracer:
-        moved.check(moved.call())
+    for _ in range(2):  # Python 3.12 reports opcodes from a process's second tracing on
+        with points(lambda n: None, WITHIN) as tracer:
+            moved.check(moved.call())
     return tracer.points
 
 

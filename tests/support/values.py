@@ -85,6 +85,18 @@ def assert_same_values(got: np.ndarray, want: np.ndarray) -> None:
     assert a[~nan].tobytes() == b[~nan].tobytes()
 
 
+def assert_same_numbers(got: object, want: np.ndarray) -> None:
+    """Compare dtype, shape and every number: whether a resolved view holds -0 or +0, and which NaN, is the device's."""
+    assert isinstance(got, np.ndarray), type(got)
+    assert got.dtype == want.dtype
+    assert got.shape == want.shape
+    a, b = np.ascontiguousarray(got).reshape(-1), np.ascontiguousarray(want).reshape(-1)
+    if a.dtype.kind == "c":  # part by part
+        a, b = a.view(a.real.dtype), b.view(b.real.dtype)
+    with np.errstate(invalid="ignore"):  # signalling NaNs
+        assert ((a == b) | ((a != a) & (b != b))).all()
+
+
 def assert_yours(a: np.ndarray) -> None:
     """The shape of clause 3: writable and C-contiguous."""
     assert a.flags.writeable
