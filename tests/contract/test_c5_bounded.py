@@ -205,13 +205,15 @@ class PinnedBytes:
         backend = backend_for(device.type)
         self.make = backend.pinned
         self.lock = threading.Lock()
-        self.alive = self.most = self.total = 0
+        self.alive = self.most = 0
+        self.sizes: list[int] = []
         monkeypatch.setattr(backend, "pinned", self)
         for place in ("_memory._ring._rings", "_engine._direct._granules"):
             monkeypatch.setattr(f"hostward.{place}", {})
 
     def __call__(self, nbytes: int) -> torch.Tensor:
         tensor = self.make(nbytes)
+        self.sizes.append(nbytes)
         self.add(nbytes)
         weakref.finalize(tensor.untyped_storage(), self.add, -nbytes)
         return tensor
@@ -220,7 +222,6 @@ class PinnedBytes:
         with self.lock:
             self.alive += nbytes
             self.most = max(self.most, self.alive)
-            self.total += max(0, nbytes)
 
 
 def test_the_documented_bound_is_that_of_the_chunks() -> None:
@@ -267,6 +268,8 @@ def test_pinned_results_take_what_they_are_and_the_ring(
     results = torch.utils._pytree.tree_leaves(way.prepared(way.base(device))())
     own = sum(a.nbytes for a in results)
     assert own <= pinned.alive <= own + 4 * _ring.SMALL[0]
+    chunks = [nbytes for nbytes in pinned.sizes if nbytes == _ring.SMALL[0]]
+    assert sorted(pinned.sizes) == sorted([*chunks, *(a.nbytes for a in results)])  # no scratch among them
     del results
     assert pinned.alive <= 4 * _ring.SMALL[0]
 
@@ -276,7 +279,7 @@ def test_pinned_results_of_a_pinned_expansion(device: Device, monkeypatch: pytes
     cpu = torch.arange(70_000.0)
     a = hw.to_numpy([device.tensor(cpu).expand(3, -1)], memory="pinned")[0]
     assert (a == cpu.numpy()).all()
-    assert a.nbytes <= pinned.alive <= a.nbytes + _ring.SMALL[0]
+    assert sorted(pinned.sizes) == sorted([a.nbytes, _ring.SMALL[0]])
 
 
 def test_where_nothing_can_be_pinned_calls_are_slower_and_right(
