@@ -51,14 +51,13 @@ def shortcut(x: Any, memory: object) -> Array | None:
 
 def _is_special(x: torch.Tensor) -> bool:
     """Say whether a tensor that looks like one that is known has no plain memory behind it (see `_refuse`)."""
-    if torch._C._functorch.is_functorch_wrapped_tensor(x) or mode_refusal() is not None:
-        return True
     try:
-        memory = x.untyped_storage()
-        memory.data_ptr()
-        return memory.nbytes() < x.nbytes
+        # data_ptr() refuses wrapped tensors and those without memory, and says 0 where it has been freed.
+        if x.data_ptr() == 0 or x.untyped_storage().nbytes() < x.nbytes:
+            return True
     except RuntimeError:
         return True
+    return mode_refusal() is not None
 
 
 def remember(x: Any, memory: object, call: Call) -> None:

@@ -170,12 +170,13 @@ def addresses_of_others(device: Device) -> list[int]:
 
 def test_what_a_copy_reads_stays_alive_when_its_call_is_interrupted(device: Device) -> None:
     """Freed too early, the memory would go to the next tensor of this size, and the copy would read that one."""
+    gc.collect()
     before = device.memory().live_blocks if device.has("memory") else 0
     with device.hold(backend_for(device.type).copy_stream(0)) as latch:
         address, others = addresses_after_an_interrupt(device, latch)
         assert address not in others
     if device.has("memory"):
-        assert eventually(lambda: device.memory().live_blocks == before)
+        assert eventually(lambda: device.memory().live_blocks <= before)  # less: other tests' tensors went
 
 
 # ---- the tests can fail

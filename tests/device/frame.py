@@ -311,5 +311,7 @@ class Device:
             return set()  # the device's own tests run without it
         from hostward._devices import backend_for
 
-        stream = backend_for(self.type).copy_stream(index)
-        return set() if stream is None else {stream.stream_id}
+        backend = backend_for(self.type)
+        if backend.copy_stream(index) is None:
+            return set()
+        return {stream.stream_id for stream in backend._copy_streams[index]}

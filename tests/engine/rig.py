@@ -118,6 +118,9 @@ class ScriptedSink:
         self._called("finish")
         self.ended.set()
 
+    def leak(self) -> None:
+        self.calls.append("leak")
+
     def abort(self, error: BaseException) -> None:
         self._called("abort")
         self.ended.set()

@@ -47,7 +47,11 @@ class Backend:
         return self.capabilities.device_type
 
     def copy_stream(self, index: int) -> torch.Stream | None:
-        """Return the one dedicated stream for copies to the host, made on first use."""
+        """Return the dedicated stream for copies to the host that belongs to the caller's current stream.
+
+        There are a few of them, made on first use, so that copies behind one busy stream do not hold up those behind
+        another; more streams than that share them.
+        """
         raise NotImplementedError
 
     def on(self, stream: torch.Stream | None) -> AbstractContextManager[object]:
@@ -93,6 +97,10 @@ class Backend:
         return nullcontext()
 
 
+_LANES = 4  # copy streams of one device
+_REMEMBERED = 1024  # producers' streams whose copy stream is remembered
+
+
 class TorchBackend(Backend):
     """An accelerator with proven asynchronous copies, on `torch.Stream`, `torch.Event` and `torch.accelerator`.
 
@@ -104,21 +112,37 @@ class TorchBackend(Backend):
 
     def __init__(self, device_type: str) -> None:
         super().__init__(Capabilities(device_type, async_copies=True))
-        self._copy_streams: dict[int, torch.Stream] = {}
+        self._copy_streams: dict[int, list[torch.Stream]] = {}
+        self._lanes: dict[tuple[int, int], torch.Stream] = {}  # by device and producer's stream
         self._lock = threading.RLock()
 
     def copy_stream(self, index: int) -> torch.Stream:
-        stream = self._copy_streams.get(index)
-        if stream is None:
+        producer = torch.accelerator.current_stream(index)
+        lane = self._lanes.get((index, producer.stream_id))
+        if lane is None:
             with self._lock:
-                stream = self._copy_streams.get(index)
-                if stream is None:
-                    stream = self._copy_streams[index] = self._distinct_stream(index)
-        return stream
+                lane = self._lane(index, producer)
+        return lane
+
+    def _lane(self, index: int, producer: torch.Stream) -> torch.Stream:
+        own = self._copy_streams.setdefault(index, [])
+        for stream in own:
+            if stream.stream_id == producer.stream_id:
+                return stream
+        if len(self._lanes) >= _REMEMBERED:
+            self._lanes.clear()
+        lane = self._lanes.get((index, producer.stream_id))
+        if lane is None:
+            known = sum(device == index for device, _ in self._lanes)
+            if len(own) <= min(known, _LANES - 1):
+                own.append(self._distinct_stream(index))
+            lane = self._lanes[index, producer.stream_id] = own[known % len(own)]
+        return lane
 
     def _distinct_stream(self, index: int) -> torch.Stream:
         # torch hands out its 32 pooled streams in turn, so a "new" one may be in use; the caller's must not be ours.
-        taken = {torch.accelerator.current_stream(index).stream_id}
+        taken = {stream.stream_id for stream in self._copy_streams.get(index, [])}
+        taken.add(torch.accelerator.current_stream(index).stream_id)
         for _ in range(64):
             stream = torch.Stream(torch.device(self.device_type, index))
             if stream.stream_id not in taken:

@@ -63,10 +63,10 @@ def fetch(x: torch.Tensor, dtype: np.dtype[np.generic], nbytes: int, backend: Ba
         _let_go()
     event = buffer = None
     try:
-        with backend.relaxed_capture():  # a pinned granule may have to be made, too
-            buffer, offset = _reserve(nbytes, backend)
-            event = backend.copy_direct(x, buffer.tensor, offset, nbytes)
-            if not (event.query() or event.query() or event.query()):  # tiny copies land before a clock is read
+        buffer, offset = _reserve(nbytes, backend)
+        event = backend.copy_direct(x, buffer.tensor, offset, nbytes)
+        if not event.query():
+            with backend.relaxed_capture():
                 _wait(event)
     except BaseException as error:
         if buffer is not None:

@@ -168,6 +168,8 @@ class Flight:
         self._fail(error)
         _leaked.append((leg, self._sink))
         self._legs.remove(leg)
+        if self._sink is not None:
+            self._sink.leak()
         self._sink = None
         self.state = State.QUEUED
 
@@ -226,6 +228,8 @@ class Flight:
     def leak(self, error: BaseException) -> None:
         """Keep everything for ever: nobody can see it to its end."""
         _leaked.append((self._legs, self._sink))
+        if self._sink is not None:
+            self._sink.leak()
         self._fail(error)
         self.state = State.LEAKED
 

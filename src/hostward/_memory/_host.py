@@ -49,7 +49,7 @@ def ordinary(nbytes: int) -> HostBuffer:
 def pinned(nbytes: int, backend: Backend) -> HostBuffer:
     """Return page-locked memory, or ordinary memory where the system gives none (`HostBuffer.pinned` tells)."""
     try:
-        with _normal_mode():
+        with _normal_mode(), backend.relaxed_capture():  # pinning would break another thread's graph capture
             tensor = backend.pinned(nbytes)
     except RuntimeError:  # out of lockable memory, a container's limit, no driver: slower, never wrong
         backend.forget_error()

@@ -97,6 +97,13 @@ class Ring:
                     if chunk.owner is owner:  # of a free chunk: ``None``
                         self._put_back(chunk)
 
+    def disown(self, owner: object) -> None:
+        """Count an owner's chunks no more: a device that gave no answer may write to them for ever."""
+        with self._lock:
+            for alive in self._alive.values():
+                for chunk in [chunk for chunk in alive if chunk.owner is owner]:
+                    alive.discard(chunk)
+
     def _put_back(self, chunk: Chunk) -> None:
         chunk.owner, chunk.users = None, 0
         self._free[chunk.nbytes].append(chunk)

@@ -53,3 +53,10 @@ class Sink(Protocol):
     def abort(self, error: BaseException) -> None:
         """Let go of everything: the flight failed, and nothing can write here any more."""
         ...
+
+    def leak(self) -> None:
+        """Nobody can say any more whether something still writes here: count no more on what is in use.
+
+        Whoever calls this keeps the sink for ever.
+        """
+        ...
