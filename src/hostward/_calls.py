@@ -78,8 +78,8 @@ def to_numpy(
     -----
     Stream order: the value is that of each source after everything queued so far on the calling thread's current
     stream *of the source's device*. The call waits for its own copies and never synchronises a device; the current
-    device and stream are as before. Any thread. Ctrl-C is seen within milliseconds, except inside torch's own copy of
-    a tiny leaf on an idle stream.
+    device and stream are as before. Any thread. Ctrl-C is seen within milliseconds, except on devices whose copies
+    block (`explain` says so).
 
     Cost: the result's bytes on the host, at most 101 MiB of pinned memory per device for the ring, and device
     temporaries of at most 256 MiB. `explain` prints them for a given tree. Gradients are dropped.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,12 @@ import torch
 
 import hostward as hw
 from device.frame import Device
+from hostward import _engine
+from hostward._call import options_of, prepare
+from hostward._devices import backend_for
+from hostward._sinks import ArraySink
 from support.watch import behind
-from support.ways import Way, every_way
+from support.ways import WAYS, Way, every_way, leaves
 
 # ---- synchronises
 
@@ -231,3 +236,62 @@ def test_threads_are_started_for_interrupted_calls_only(device: Device) -> None:
     for tree in (x, x[0], [x.t(), x]):
         hw.to_numpy(tree)
     assert {thread.name for thread in threading.enumerate() if "hostward" in thread.name} == before
+
+
+@pytest.mark.parametrize("name", ["large", "a tree", "transposed"])
+def test_a_busy_stream_does_not_hold_up_the_copies_behind_another(device: Device, name: str) -> None:
+    way = WAYS[name]
+    x = way.base(device)
+    call = way.prepared(x)
+    want = call()
+    busy = device.stream()
+    small = device.tensor(torch.ones(50_000))
+    started = threading.Event()
+
+    def behind_the_busy_stream() -> object:
+        with busy:
+            started.set()
+            return hw.to_numpy({"small": small, "n": small[1:]})
+
+    with device.hold(busy) as latch, ThreadPoolExecutor(1) as pool:
+        held = pool.submit(behind_the_busy_stream)
+        assert started.wait(10)
+        got = call()
+        assert latch.pending, "void: the other stream was not busy any more"
+        latch.open()
+        assert (held.result(20)["n"] == 1).all()
+    for a, b in zip(leaves(got), leaves(want), strict=True):
+        assert np.array_equal(np.asarray(a), np.asarray(b))
+
+
+def test_one_copy_stream_for_all_is_noticed(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = backend_for(device.type)
+    only = backend.copy_stream(0)
+    monkeypatch.setitem(vars(backend), "copy_stream", lambda index: only)
+    busy, x = device.stream(), device.tensor(torch.ones(50_000))
+    hw.to_numpy([x, 1])
+    waits = []
+
+    with device.hold(busy) as latch, ThreadPoolExecutor(1) as pool:
+
+        def pause(since: float, sleep: object) -> None:
+            waits.append(since)
+            if len(waits) == 500:  # far longer than a call on an idle stream asks
+                latch.open()
+
+        monkeypatch.setattr("hostward._engine._flight.pause", pause)
+        queued = threading.Event()
+        held = pool.submit(behind_a_stream, busy, x, queued)
+        assert queued.wait(10)
+        hw.to_numpy([x, 2])
+        assert not latch.pending
+        held.result(20)
+
+
+def behind_a_stream(stream: torch.Stream, x: torch.Tensor, queued: threading.Event) -> None:
+    with stream:
+        call = prepare([x, 1], options_of())
+        sink = ArraySink(call.admitted)
+        flight = _engine.run(call.admitted, call.found.objects, sink)
+        queued.set()
+        flight.wait()

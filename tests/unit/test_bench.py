@@ -437,7 +437,7 @@ def test_an_unknown_case_is_refused(capsys: Out) -> None:
 
 def test_verify_exit_codes(result: Path, capsys: Out) -> None:
     assert main(["bench", "verify", str(result)]) == 0
-    assert capsys.readouterr().out == "results.json: 1 cases, 0 findings\n"
+    assert capsys.readouterr().out == "results.json: 1 case, 0 findings\n"
     document = bench.read(result)
     document["cases"][0]["figures"]["share_of_link"] = 2.0
     bench.write(result, document)
@@ -448,6 +448,12 @@ def test_verify_exit_codes(result: Path, capsys: Out) -> None:
     assert (finding["case"], finding["figure"], finding["stored"]) == ("tiny", "figures[share_of_link]", 2.0)
     assert main(["bench", "verify", str(result.with_name("none.json"))]) == 2
     assert "cannot read the result file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", [["--json", "x.json"], ["--quick"], ["--list"], ["--commit", "abc"]])
+def test_an_action_refuses_what_it_would_ignore(option: list[str], result: Path, capsys: Out) -> None:
+    assert main(["bench", *option, "verify", str(result)]) == 2
+    assert f"{option[0]} in front of verify belongs to a measurement" in capsys.readouterr().err
 
 
 def test_table_prints_writes_and_checks(result: Path, tmp_path: Path, capsys: Out) -> None:

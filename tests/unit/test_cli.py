@@ -67,6 +67,25 @@ def test_exit_code_and_stream(
 
 
 @pytest.mark.parametrize(
+    ("argv", "command"),
+    [
+        pytest.param(["nonsense"], "hostward", id="command"),
+        pytest.param(["demo", "--nonsense"], "hostward demo", id="option"),
+        pytest.param(["bench", "--nonsense", "verify", "x.json"], "hostward bench", id="option-before-an-action"),
+        pytest.param(["bench", "verify", "x.json", "--nonsense"], "hostward bench verify", id="option-of-an-action"),
+        pytest.param(["bench", "verify"], "hostward bench verify", id="argument-missing"),
+    ],
+)
+def test_a_wrong_argument_names_the_help_to_ask(
+    argv: list[str], command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(argv) == 2
+    err = capsys.readouterr().err
+    assert err.startswith(f"usage: {command} [-h]")
+    assert err.endswith(f"\n  do: `{command} --help` says what there is\n")
+
+
+@pytest.mark.parametrize(
     ("outcome", "code", "err"),
     [
         pytest.param(0, 0, "", id="clean"),
@@ -83,6 +102,14 @@ def test_exit_code_and_stream(
             "hostward probe: scikit-learn is not installed\n  do: pip install 'hostward[demo]'\n",
             id="missing-part",
         ),
+        pytest.param(
+            ModuleNotFoundError("No module named 'rich.text'", name="rich.text"),
+            2,
+            "hostward probe: rich is not installed\n"
+            "  why: hostward needs it, and its installation brings it: this one is not complete\n"
+            "  do: pip install rich\n",
+            id="missing-requirement",
+        ),
         pytest.param(KeyboardInterrupt(), 130, "hostward probe: interrupted\n", id="ctrl-c"),
     ],
     indirect=["outcome"],
@@ -93,10 +120,12 @@ def test_outcome_of_a_command(code: int, err: str, capsys: pytest.CaptureFixture
     assert capsys.readouterr().err == err
 
 
-@pytest.mark.parametrize("outcome", [ZeroDivisionError("a bug")], indirect=True)
+@pytest.mark.parametrize(
+    "outcome", [ZeroDivisionError("a bug"), ModuleNotFoundError("a bug", name="hostward._gone")], indirect=True
+)
 @pytest.mark.usefixtures("outcome")
 def test_a_bug_keeps_its_traceback() -> None:
-    with pytest.raises(ZeroDivisionError, match="a bug"):
+    with pytest.raises((ZeroDivisionError, ModuleNotFoundError), match="a bug"):
         main(["probe"])
 
 

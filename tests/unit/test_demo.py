@@ -330,6 +330,13 @@ def test_folder_that_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFix
     )
 
 
+def test_a_file_in_place_of_the_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("in the way")
+    assert main(["demo", "--device", "cpu", "--out", str(tmp_path / "file")]) == 2
+    assert "\n  why: it is a file, not a folder\n" in capsys.readouterr().err
+    assert (tmp_path / "file").read_text() == "in the way"
+
+
 def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "labels.npy").mkdir()
     with pytest.raises(OptionError, match="cannot write the output files"):

@@ -18,13 +18,15 @@ from collections.abc import Callable, Sequence
 from hostward import __version__
 from hostward._cli import bench, demo
 from hostward._cli._console import Parser
-from hostward.errors import HostwardError
+from hostward.errors import HostwardError, MissingDependencyError
 
 __all__ = ["build_parser", "main"]
 
 CLEAN, FAILED, INTERRUPTED, PIPE_CLOSED = 0, 2, 130, 141
 
 COMMANDS = (demo, bench)
+
+_CORE = ("ml_dtypes", "numpy", "rich")  # what an installation brings; see `_not_installed`
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -73,12 +75,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     except HostwardError as error:
         print(f"{command}: {error}", file=sys.stderr)
         return FAILED
+    except ModuleNotFoundError as error:
+        print(f"{command}: {_not_installed(error)}", file=sys.stderr)
+        return FAILED
     except KeyboardInterrupt:
         print(f"{command}: interrupted", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:
         _drop_stdout()
         return PIPE_CLOSED
+
+
+def _not_installed(error: ModuleNotFoundError) -> MissingDependencyError:
+    """Return the text for one of our own requirements; anything else that is missing is a bug, and raised."""
+    name = (error.name or "").partition(".")[0]
+    if name not in _CORE:
+        raise error
+    return MissingDependencyError(
+        f"{name} is not installed",
+        why="hostward needs it, and its installation brings it: this one is not complete",
+        do=f"pip install {name}",
+    )
 
 
 def _flush() -> None:

@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -29,6 +29,18 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**{"formatter_class": HelpFormatter, **options})
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Refuse what is not known here, and not in the parser above, which would show its own usage."""
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return found, unknown
+
+    def error(self, message: str) -> NoReturn:
+        """Print usage, what is wrong and what to do; exit with 2."""
+        self.print_usage(sys.stderr)
+        self.exit(2, f"{self.prog}: {message}\n  do: `{self.prog} --help` says what there is\n")
 
 
 def make_console(*, stderr: bool = False) -> Console:

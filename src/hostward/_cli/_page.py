@@ -23,8 +23,9 @@ def help_page(parser: argparse.ArgumentParser) -> str:
         "python -m hostward._cli._page > docs/cli.md",
         "```",
         "",
-        "`--json` prints one JSON object with a `schema_version` on stdout and nothing else there; progress and "
-        "errors go to stderr. Colour and progress are off where the output is no terminal.",
+        "`--json` prints one JSON object with a `schema_version` on stdout and nothing else there; of `hostward bench` "
+        "itself that is `--json -`. Progress and errors go to stderr. Colour and progress bars are off where the "
+        "output is no terminal. Exit codes beyond those below: 130 Ctrl-C, 141 the reader of a pipe has gone.",
     ]
     for title, each in _parsers(parser):
         lines += ["", f"## `{title}`", "", "```text", _plain(each.format_help()).rstrip(), "```"]

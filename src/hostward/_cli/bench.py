@@ -6,6 +6,7 @@ import argparse
 import sys
 import time
 import traceback
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -72,8 +73,8 @@ def _add_verify(actions: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         epilog="Exit code: 0 nothing found, 1 findings, 2 the file cannot be read.",
         formatter_class=HelpFormatter,
     )
-    parser.set_defaults(action=_verify)
-    parser.add_argument("result", metavar="FILE", type=Path)
+    parser.set_defaults(action=_verify, action_name="verify")
+    parser.add_argument("result", metavar="FILE", type=Path, help="what `hostward bench --json FILE` wrote")
     parser.add_argument("--json", action="store_true", dest="as_json", help="print one JSON object")
 
 
@@ -86,8 +87,8 @@ def _add_table(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         epilog="Exit code: 0 done, 1 --check found another table, 2 the tool failed.",
         formatter_class=HelpFormatter,
     )
-    parser.set_defaults(action=_table)
-    parser.add_argument("result", metavar="FILE", type=Path)
+    parser.set_defaults(action=_table, action_name="table")
+    parser.add_argument("result", metavar="FILE", type=Path, help="what `hostward bench --json FILE` wrote")
     parser.add_argument("--write", metavar="PAGE", type=Path, help="the page to rewrite")
     parser.add_argument(
         "--check",
@@ -103,11 +104,30 @@ def _add_table(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
 def run(args: argparse.Namespace) -> int:
     """Run the action; returns the exit code."""
     if args.action is not None:
+        _refuse_measuring(args)
         return int(args.action(args))
     from hostward.bench.cases import select
 
     cases = select(args.case)
     return _list(args, cases) if args.list else _measure(args, cases)
+
+
+def _refuse_measuring(args: argparse.Namespace) -> None:
+    """Refuse options of a measurement in front of an action, which measures nothing and would ignore them."""
+    given = {
+        "--case": args.case,
+        "--json": args.file,
+        "--quick": args.quick,
+        "--list": args.list,
+        "--commit": args.commit,
+    }
+    for option, value in given.items():
+        if value:
+            name = args.action_name
+            raise OptionError(
+                f"{option} in front of {name} belongs to a measurement, and {name} makes none",
+                do=f"leave it out; `hostward bench {name} --help` says what {name} knows",
+            )
 
 
 def _list(args: argparse.Namespace, cases: list[Case]) -> int:
@@ -212,8 +232,12 @@ def _verify(args: argparse.Namespace) -> int:
         for finding in findings:
             print(finding)
         cases = document.get("cases", [])
-        print(f"{args.result.name}: {len(cases)} cases, {len(findings)} findings")
+        print(f"{args.result.name}: {_count(cases, 'case')}, {_count(findings, 'finding')}")
     return _FINDINGS if findings else _CLEAN
+
+
+def _count(things: Sequence[object], name: str) -> str:
+    return f"{len(things)} {name}{'' if len(things) == 1 else 's'}"
 
 
 def _table(args: argparse.Namespace) -> int:

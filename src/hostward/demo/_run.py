@@ -184,6 +184,8 @@ def check_folder(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             pass
+    except FileExistsError as error:
+        raise _not_writable(folder, NotADirectoryError(error.errno, "it is a file, not a folder")) from error
     except OSError as error:
         raise _not_writable(folder, error) from error
 
