@@ -212,8 +212,8 @@ def test_a_wait_for_the_wrong_stream_is_noticed(device: Device, monkeypatch: pyt
         event.record(default if current.stream_id == side.stream_id else current)
         return event
 
-    monkeypatch.setattr(backend, "record", record)
-    monkeypatch.setattr(backend, "wait", lambda stream, event: stream.wait_event(event))
+    monkeypatch.setitem(vars(backend), "record", record)
+    monkeypatch.setitem(vars(backend), "wait", lambda stream, event: stream.wait_event(event))
     with device.hold(side) as latch:
         with side:
             x.fill_(9)

@@ -207,7 +207,7 @@ class PinnedBytes:
         self.lock = threading.Lock()
         self.alive = self.most = 0
         self.sizes: list[int] = []
-        monkeypatch.setattr(backend, "pinned", self)
+        monkeypatch.setitem(vars(backend), "pinned", self)
         for place in ("_memory._ring._rings", "_engine._direct._granules"):
             monkeypatch.setattr(f"hostward.{place}", {})
 
