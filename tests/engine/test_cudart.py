@@ -25,6 +25,7 @@ class Library:
         self.fired: set[int] = set()
         self.asked: Callable[[], object] = lambda: None
         self.fails: dict[str, int] = {}
+        self.polls, self.busy_for = 0, 1 << 30
         for name in ("cudaThreadExchangeStreamCaptureMode", "cudaStreamCreateWithFlags", "cudaGetLastError"):
             setattr(self, name, lambda *_: 0)
 
@@ -41,7 +42,12 @@ class Library:
             self.asked()
             return self.fails.get("query", 0) or (0 if handle in self.fired else NOT_READY)
 
+        def cudaStreamQuery(stream):  # noqa: N802
+            self.polls += 1
+            return self.fails.get("stream", 0) or (0 if self.polls > self.busy_for else NOT_READY)
+
         def cudaMemcpyAsync(*_):  # noqa: N802
+            self.polls = 0
             return self.fails.get("copy", 0)
 
         def cudaGetErrorString(code):  # noqa: N802
@@ -51,6 +57,7 @@ class Library:
         self.cudaEventRecord = cudaEventRecord
         self.cudaEventQuery = cudaEventQuery
         self.cudaMemcpyAsync = cudaMemcpyAsync
+        self.cudaStreamQuery = cudaStreamQuery
         self.cudaGetErrorString = cudaGetErrorString
 
 
@@ -81,6 +88,14 @@ def test_a_handle_is_used_again_once_it_has_been_seen_to_fire(runtime: _cudart.R
     assert not second.query()
 
 
+@pytest.mark.parametrize("busy_for", [0, 1, 5])
+def test_a_copy_that_lands_at_once_needs_no_event(runtime: _cudart.Runtime, library: Library, busy_for: int) -> None:
+    library.busy_for = busy_for
+    assert copied(runtime).query()
+    assert library.polls == busy_for + 1
+    assert library.recorded == []
+
+
 def test_each_device_has_its_own(runtime: _cudart.Runtime, library: Library) -> None:
     event = copied(runtime, 0)
     library.fired |= {1}
@@ -103,14 +118,15 @@ def test_two_threads_that_see_it_fire_give_it_back_once(runtime: _cudart.Runtime
     assert sorted(library.recorded[1:]) == [1, 2, 3]
 
 
-@pytest.mark.parametrize("call", ["create", "copy", "record", "query"])
+@pytest.mark.parametrize("call", ["create", "copy", "record", "query", "stream"])
 def test_an_error_is_raised_with_its_text(runtime: _cudart.Runtime, library: Library, call: str) -> None:
     library.fails = {call: 700}
     with pytest.raises(RuntimeError, match="CUDA error 700: a text"):
         copied(runtime).query()
     library.fails = {}
     copied(runtime)
-    assert library.recorded[-1] == 2, "a handle that nobody saw fire is not used again"
+    taken = call in ("create", "record", "query")
+    assert library.recorded[-1] == (2 if taken else 1), "a handle that nobody saw fire is not used again"
 
 
 def test_the_relaxed_mode_ends_as_it_began(runtime: _cudart.Runtime, library: Library) -> None:

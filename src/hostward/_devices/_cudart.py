@@ -17,7 +17,7 @@ _CAPTURE_RELAXED = 2  # cudaStreamCaptureModeRelaxed
 _STREAM_NON_BLOCKING = 1  # cudaStreamNonBlocking: no implicit order with the legacy default stream
 _EVENT_NO_TIMING = 2  # cudaEventDisableTiming
 _DEVICE_TO_HOST = 2  # cudaMemcpyDeviceToHost
-_QUERIES = 8  # as long as a copy of a few KiB takes
+_QUERIES = 16  # together about as long as a copy of a few KiB takes
 _NOT_READY = 600  # cudaErrorNotReady
 
 Call = Callable[..., Any]
@@ -43,6 +43,7 @@ class Runtime:
         self._new_event = call("cudaEventCreateWithFlags", POINTER(c_void_p), c_uint)
         self.record = call("cudaEventRecord", c_void_p, c_void_p)
         self.query = call("cudaEventQuery", c_void_p)
+        self._query_stream = call("cudaStreamQuery", c_void_p)
         self.copy = call("cudaMemcpyAsync", c_void_p, c_void_p, c_size_t, c_int, c_void_p)
         self._last_error = call("cudaGetLastError")
         self._text = call("cudaGetErrorString", c_int, returns=c_char_p)
@@ -66,11 +67,31 @@ class Runtime:
         """Put the calling thread into relaxed capture mode for a while."""
         return RelaxedCapture(self._exchange)
 
-    def copy_to_host(self, address: int, x: torch.Tensor, nbytes: int, stream: int, device: int) -> RawEvent:
-        """Queue a copy on a stream of the current device and an event behind it, and ask the event a few times.
+    def copy_to_host(
+        self, address: int, x: torch.Tensor, nbytes: int, stream: int, device: int
+    ) -> RawEvent | FiredEvent:
+        """Queue a copy on a stream of the current device, and return an event behind it.
 
-        All of it in relaxed capture mode. Tiny copies have landed by then: the event remembers that it has fired.
+        All of it in relaxed capture mode. A tiny copy on an idle stream has landed before an event could be recorded,
+        so the stream is asked a few times first; a stream that goes on being busy gets an event.
         """
+        exchange, mode = self._exchange, ctypes.byref(c_int(_CAPTURE_RELAXED))
+        exchange(mode)
+        try:
+            result = self.copy(address, x.data_ptr(), nbytes, _DEVICE_TO_HOST, stream)
+            if result:
+                self.check(result)
+            for _ in range(_QUERIES):
+                result = self._query_stream(stream)
+                if not result:
+                    return _FIRED
+                if result != _NOT_READY:
+                    self.check(result)
+            return self._event_on(stream, device)
+        finally:
+            exchange(mode)
+
+    def _event_on(self, stream: int, device: int) -> RawEvent:
         idle = self._idle_events.setdefault(device, [])
         try:
             handle = idle.pop()
@@ -80,18 +101,21 @@ class Runtime:
             assert new.value is not None
             handle = new.value
         event = RawEvent(self, handle, idle)
-        exchange, mode = self._exchange, ctypes.byref(c_int(_CAPTURE_RELAXED))
-        exchange(mode)
-        try:
-            result = self.copy(address, x.data_ptr(), nbytes, _DEVICE_TO_HOST, stream) or self.record(handle, stream)
-            if result:
-                self.check(result)
-            for _ in range(_QUERIES):
-                if event.query():
-                    break
-        finally:
-            exchange(mode)
+        self.check(self.record(handle, stream))
         return event
+
+
+class FiredEvent:
+    """The event of a copy that has been seen to land."""
+
+    __slots__ = ()
+
+    def query(self) -> bool:
+        """See `Event.query`."""
+        return True
+
+
+_FIRED = FiredEvent()
 
 
 class RelaxedCapture:
