@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import faulthandler
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -43,6 +44,8 @@ def pytest_configure(config: pytest.Config) -> None:
     # Before anything imports torch and uses it: the test device has to be there from the start.
     config.stash[DEVICE] = _make_device(config.getoption("--device"))
     config.stash[STDERR] = os.dup(2)  # the real one: tests run with theirs captured
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell starts its background jobs
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # the tests of Ctrl-C need to hear it
     # torch says so once a process, wherever the first complex32 tensor is made; we test it on purpose.
     config.addinivalue_line("filterwarnings", "ignore:ComplexHalf support is experimental:UserWarning")
 
