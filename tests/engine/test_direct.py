@@ -98,10 +98,10 @@ def test_a_full_granule_is_left_to_its_views(device: Device, monkeypatch) -> Non
 
 
 def test_the_largest_that_shares(device: Device) -> None:
-    for nbytes in (_direct._SHARED_NBYTES, _direct._SHARED_NBYTES + 4):
+    for nbytes in (_direct.DIRECT_NBYTES, _direct.DIRECT_NBYTES + 4):
         array = fetch(device, device.tensor(numbers(nbytes // 4)), own=False)
         inside = _direct._granules and np.shares_memory(array, granule(device).buffer.array)
-        assert bool(inside) == (nbytes == _direct._SHARED_NBYTES)
+        assert bool(inside) == (nbytes == _direct.DIRECT_NBYTES)
         _direct._granules.clear()
 
 

@@ -26,8 +26,8 @@ class CudaBackend(TorchBackend):
             return torch.cuda.is_current_stream_capturing()
 
     def copy_direct(self, x: torch.Tensor, host: torch.Tensor, offset: int, nbytes: int) -> Event:
-        # Two runtime calls, where torch's copy, stream and event objects take twice as long. The legacy default stream
-        # (0) belongs to the current device, so a tensor on another one takes torch's way.
+        # A few runtime calls, where torch's copy, stream and event objects take twice as long. The legacy default
+        # stream (0) belongs to the current device, so a tensor on another one takes torch's way.
         cuda, index = runtime(), x.get_device()
         if cuda is None or index != torch.cuda.current_device():
             return super().copy_direct(x, host, offset, nbytes)

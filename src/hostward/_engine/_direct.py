@@ -19,11 +19,11 @@ from hostward._devices import Backend, Event
 from hostward._engine._flight import as_raised
 from hostward._engine._naps import pause
 from hostward._memory import HostBuffer, pinned
+from hostward._plan import DIRECT_NBYTES
 from hostward._sinks import Array
 from hostward._torch import torch
 
 _GRANULE_NBYTES = 1 << 20
-_SHARED_NBYTES = 64 << 10  # leaves up to this size share a granule
 _ALIGNMENT = 64
 
 
@@ -93,7 +93,7 @@ def _has_fired(event: Event) -> bool:
 
 
 def _reserve(nbytes: int, backend: Backend) -> tuple[HostBuffer, int]:
-    if nbytes > _SHARED_NBYTES:
+    if nbytes > DIRECT_NBYTES:
         return pinned(nbytes, backend), 0
     with _lock:
         granule = _granules.get(backend.device_type)

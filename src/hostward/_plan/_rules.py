@@ -18,7 +18,7 @@ from hostward.errors import CopyNeededError, DtypeError
 
 # Largest leaf that takes the caller's own stream into ordinary memory: its copy out of the pinned granule costs less
 # than the events of a second stream.
-DIRECT_NBYTES = 64 << 10
+DIRECT_NBYTES = 64 << 10  # also the largest that shares a pinned granule with others
 
 CapabilityTable = tuple[tuple[str, Capabilities], ...]  # by device type; hashable, it is part of the cache's key
 
@@ -124,10 +124,8 @@ def _one_leaf(
     if nbytes == 0:
         return Deliver(leaf, Way.EMPTY, target.name, source.shape, source.shape, 0)
     drop = _layout.broadcast_dims(source.shape, source.strides)
-    kept = [dim for dim in range(len(source.shape)) if dim not in drop]
-    shape = tuple(source.shape[dim] for dim in kept)
-    strides = tuple(source.strides[dim] for dim in kept)
-    perm = _layout.k_order(shape, strides) if keep_order else tuple(range(len(kept)))
+    shape, strides = _without(source.shape, drop), _without(source.strides, drop)
+    perm = _layout.k_order(shape, strides) if keep_order else tuple(range(len(shape)))
     shape, strides = tuple(shape[p] for p in perm), tuple(strides[p] for p in perm)
     link = _link_dtype(source, dtype, target)
     passes = _passes(source, dtype, link, shape, strides)
@@ -139,7 +137,7 @@ def _one_leaf(
         view = View(link.name, 0, source.shape, _repeat(source.shape, drop))
         return Deliver(leaf, Way.GATHER, target.name, source.shape, source.shape, nbytes, move=move, view=view)
     moves[move] = replace(moves[move], lands_in=leaf)
-    axes = _inverse(perm) if perm != tuple(range(len(perm))) else ()
+    axes = _axes(perm)
     if drop:
         small = _layout.numel(shape) * target.itemsize
         note = (f"read-only: repeats {small:,} bytes",)
@@ -187,11 +185,18 @@ def _notes(
 
 def _repeat(shape: tuple[int, ...], drop: tuple[int, ...]) -> tuple[int, ...]:
     """Return the strides that spread a landing without the dimensions `drop` over `shape`."""
-    inner = iter(_layout.contiguous_strides(tuple(n for dim, n in enumerate(shape) if dim not in drop)))
+    inner = iter(_layout.contiguous_strides(_without(shape, drop)))
     return tuple(0 if dim in drop else next(inner) for dim in range(len(shape)))
 
 
-def _inverse(perm: tuple[int, ...]) -> tuple[int, ...]:
+def _without(sizes: tuple[int, ...], drop: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(size for dim, size in enumerate(sizes) if dim not in drop)
+
+
+def _axes(perm: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the transpose that undoes `perm`; ``()`` where there is nothing to undo."""
+    if perm == tuple(range(len(perm))):
+        return ()
     inverse = [0] * len(perm)
     for new, old in enumerate(perm):
         inverse[old] = new
@@ -227,11 +232,10 @@ def _on_host(leaf: int, source: Source, options: Options) -> Deliver:
     if keep and not options.out:
         # K order of a broadcast source is a read-only view of its base, as for a device leaf.
         drop = _layout.broadcast_dims(source.shape, source.strides)
-        shape = tuple(n for dim, n in enumerate(source.shape) if dim not in drop)
-        strides = tuple(s for dim, s in enumerate(source.strides) if dim not in drop)
+        shape, strides = _without(source.shape, drop), _without(source.strides, drop)
         perm = _layout.k_order(shape, tuple(map(abs, strides)))
         base = tuple(shape[p] for p in perm)
-        axes = _inverse(perm) if perm != tuple(range(len(perm))) else ()
+        axes = _axes(perm)
         small = _layout.numel(base) * itemsize
         return Deliver(leaf, Way.HOST_COPY, target_name, source.shape, base, small, axes=axes, notes=notes)
     return Deliver(leaf, Way.HOST_COPY, target_name, source.shape, source.shape, nbytes, notes=notes)
@@ -284,8 +288,7 @@ def _byte_range(source: Source) -> tuple[int, int]:
 def _alone_nbytes(source: Source) -> int:
     """Return the bytes that the leaf would move by itself."""
     drop = _layout.broadcast_dims(source.shape, source.strides)
-    kept = tuple(n for dim, n in enumerate(source.shape) if dim not in drop)
-    return _layout.numel(kept) * _dtypes.lookup(source.dtype).itemsize
+    return _layout.numel(_without(source.shape, drop)) * _dtypes.lookup(source.dtype).itemsize
 
 
 def _move_span(
@@ -325,7 +328,7 @@ def _move_span(
             base,
             tuple(source.strides[p] for p in perm),
         )
-        axes = _inverse(perm) if perm != tuple(range(len(perm))) else ()
+        axes = _axes(perm)
         delivers[leaf] = Deliver(
             leaf, Way.GATHER, target.name, source.shape, base, size, axes=axes, move=move, view=view, notes=notes
         )
